@@ -11,7 +11,7 @@ from tests.attacks.planted import Planted, planted, truth, unequal
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks
-from randens.attacks import Search, climb
+from randens.attacks import Search, saddle
 from randens.attacks.climb import Targets
 from randens.attacks.run import attacking
 
@@ -29,7 +29,7 @@ def test_the_target_for_linear_members_is_the_heaviest_reachable_set(norm: str) 
     first: dict[int, Any] = {}
     with attacking(case.rec):
         for _ in range(3):  # a call plays a limited number of games
-            rows, sets = targets.next(s, 0.0)
+            rows, sets = targets.next(s, saddle.refuted, 0.0)
             first = dict(zip(rows.tolist(), sets, strict=True)) | first
     # Every input has a set heavier than nothing; none that can be reached is ruled out.
     named = s.risk(torch.stack([first[row] for row in range(12)])).numpy()
@@ -44,14 +44,14 @@ def test_targets_are_not_named_again_and_always_heavier_than_the_best() -> None:
     before: dict[int, Any] = {}
     with attacking(case.rec):
         for _ in range(4):
-            rows, sets = targets.next(s, 0.05)
+            rows, sets = targets.next(s, saddle.refuted, 0.05)
             for row, chosen in zip(rows.tolist(), sets, strict=True):
                 assert all(not bool((chosen | ~old).all()) for old in before.get(row, []))
                 before.setdefault(row, []).append(chosen)
         assert max(map(len, before.values())) > 1
         # What is no heavier than a known set is not named.
         s.record(torch.arange(6), s.x, torch.ones_like(s.clean))
-        assert len(targets.next(s, 0.05)[0]) == 0
+        assert len(targets.next(s, saddle.refuted, 0.05)[0]) == 0
 
 
 def test_proofs_rule_out_what_contains_them_without_a_pass_or_a_second_game(
@@ -59,20 +59,20 @@ def test_proofs_rule_out_what_contains_them_without_a_pass_or_a_second_game(
 ) -> None:
     case = planted("linf", n=6)
     solved: list[int] = []
-    original = climb.linearized_game  # type: ignore[attr-defined]
+    original = saddle.linearized_game
 
     def counted(s: Search, rows: Tensor, *rest: Any) -> Any:
         solved.append(len(rows))
         return original(s, rows, *rest)
 
-    monkeypatch.setattr(climb, "linearized_game", counted)
+    monkeypatch.setattr(saddle, "linearized_game", counted)
     # With so small a radius the linear models rule out every set.
     s = Search(case.rec, case.x, case.y, case.threat.scaled(1e-4))
     with attacking(case.rec):
         targets = Targets(s)
-        assert len(targets.next(s, 0.05)[0]) == 0
+        assert len(targets.next(s, saddle.refuted, 0.05)[0]) == 0
         first, passes = len(solved), s.cost.passes
-        assert len(targets.next(s, 0.05)[0]) == 0
+        assert len(targets.next(s, saddle.refuted, 0.05)[0]) == 0
     # One game per member at most, as a proof against one of them is one against all sets with it.
     assert first == len(solved) <= 6
     assert s.cost.passes == passes
@@ -82,7 +82,7 @@ def test_large_ensembles_have_no_list_of_sets_and_are_attacked_all_the_same() ->
     case = planted("l2", n=3, members=9)
     s = searching(case)
     with attacking(case.rec):
-        rows, sets = Targets(s).next(s, 0.05)
+        rows, sets = Targets(s).next(s, saddle.refuted, 0.05)
     assert len(rows) == len(sets) == 0
     found = attacks.create("saddle", case.threat, restarts=1)(case.rec, case.x, case.y)
     assert float(found.risk.mean()) > 0

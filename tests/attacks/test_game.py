@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat
 from randens.attacks import Search
-from randens.attacks.game import Game, even, linearized_game, onto_simplex
+from randens.attacks.saddle import Game, linearized_game, onto_simplex, uniform
 from randens.region import Region, norms
 
 D = 8
@@ -37,7 +37,7 @@ def made(seed: int, radius: float | None = None, rows: int = 6, targets: int = 3
 
 def solved(game: Game, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """δ, λ and the floor from the center."""
-    return game.solve(torch.zeros_like(game.region.low), even(game.target).double(), steps)
+    return game.solve(torch.zeros_like(game.region.low), uniform(game.target).double(), steps)
 
 
 def value_by_lp(game: Game, row: int) -> float:
@@ -109,7 +109,7 @@ def test_a_game_without_slopes_moves_nothing() -> None:
     for scale in (1.0, 1e21):
         flat = Game(scale * game.c.float(), torch.zeros_like(game.a.float()), game.target, region)
         start = torch.zeros_like(region.low) + 0.05
-        delta, weights, floor = flat.solve(start, even(game.target), 10)
+        delta, weights, floor = flat.solve(start, uniform(game.target), 10)
         torch.testing.assert_close(delta, start)
         torch.testing.assert_close(weights.sum(dim=1), torch.ones(len(weights)))
         assert bool((floor <= flat.worst(delta)).all())
@@ -138,8 +138,7 @@ def test_the_game_of_linear_members_is_their_margins_in_units_of_distance(norm: 
     x, y, threat = torch.rand(6, 5, dtype=torch.float64), torch.zeros(6, dtype=torch.int64), Threat(norm, 0.3)
     s, rows = Search(rec, x, y, threat), torch.tensor([4, 1])
     point, target = s.start(1)[rows], torch.tensor([[True, False, True], [False, True, True]])
-    margin, slope, _ = s.linearize(rows, point, target)
-    game = linearized_game(s, rows, point, margin, slope, target, 0.05, 0.5)
+    game = linearized_game(s, rows, point, target, 1, 0.05, 0.5)
     other = threat.random(x, torch.Generator().manual_seed(1))[rows]
     z = torch.stack([member(other) for member in rec.members])
     size = torch.stack([norms(m.weight[0] - m.weight[1], threat.q) for m in rec.members])  # type: ignore[index]

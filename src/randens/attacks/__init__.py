@@ -1,14 +1,12 @@
 """Everything that finds witnesses."""
 
-from randens.attacks.apgd import APGD
 from randens.attacks.arc import ARC
 from randens.attacks.base import Attack, create, names, register
 from randens.attacks.carlini_wagner import ACW
 from randens.attacks.eot import EOT
-from randens.attacks.exact import Exact
-from randens.attacks.finite import Finite
+from randens.attacks.exact import Exact, Finite
 from randens.attacks.lattice import Lattice
-from randens.attacks.pgd import FGSM, PGD, AdaptiveFGSM, AdaptivePGD
+from randens.attacks.pgd import APGD, FGSM, PGD, AdaptiveFGSM, AdaptivePGD
 from randens.attacks.result import AttackResult, Cost
 from randens.attacks.saddle import Saddle
 from randens.attacks.search import Search

@@ -155,10 +155,13 @@ class Attack:
 
 
 def _check_option(option: dataclasses.Field[Any], value: object) -> None:
-    """Whole numbers are at least 1; other numbers are positive and finite, or within the field's own `range`."""
+    """Whole numbers are at least 1, others positive and finite; a field's metadata may give `range` or `choices`."""
     if option.name == "seed":
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"seed is {value!r}; it must be a whole number")
+    elif "choices" in option.metadata:
+        if value not in tuple(option.metadata["choices"]):
+            unknown(option.name, value, option.metadata["choices"])
     elif option.type in ("int", int):  # text where annotations are postponed
         whole(option.name, value)
     elif option.type in ("bool", bool):

@@ -5,14 +5,16 @@ Both enlarge the set of fooled members one by one. They differ in how they searc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from randens.attacks.game import even, linearized_game
 from randens.attacks.search import Search
 
+# refuted(s, rows, target, kappa): bool [k], no perturbation of the linear models fools all of `target`, and the proof.
+Refuted = Callable[[Search, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 _LISTED = 8  # members that can be sampled: all 2^M sets are listed
 _GAMES = 12  # games per input and choice; a set that they leave undecided is tried
 
@@ -53,23 +55,23 @@ class Targets:
     """The sets of members that are worth aiming at from the inputs themselves.
 
     A climb ends at a set that cannot grow, which need not be the set of largest probability. The linear models at the
-    input say which heavier sets one perturbation may fool: the game of a set needs no passes, and a proof λ that a set
-    is out of reach rules out every set that contains λ's support.
+    input say which heavier sets one perturbation may fool. That needs few passes, and a proof that a set is out of
+    reach rules out every set that contains the proof's members.
     """
 
     def __init__(self, s: Search) -> None:
-        drawn = s.probs.nonzero().flatten()
-        count = 2 ** len(drawn) if len(drawn) <= _LISTED else 1
-        bits = torch.arange(count, device=s.device)[:, None] >> torch.arange(len(drawn), device=s.device) & 1
+        sampled = s.probs.nonzero().flatten()
+        count = 2 ** len(sampled) if len(sampled) <= _LISTED else 1
+        numbers, place = (torch.arange(end, device=s.device) for end in (count, len(sampled)))
         self.sets = torch.zeros(count, s.members, dtype=torch.bool, device=s.device)
-        self.sets[:, drawn] = bits == 1
+        self.sets[:, sampled] = (numbers[:, None] >> place & 1) == 1
         self.left = torch.ones(s.n, count, dtype=torch.bool, device=s.device)
 
     def rule_out(self, rows: Tensor, sets: Tensor) -> None:
         """Rule out `sets` [k, M] and all that contain them."""
         self.left[rows] &= ~(self.sets | ~sets[:, None]).all(dim=2)
 
-    def next(self, s: Search, kappa: float) -> tuple[Tensor, Tensor]:
+    def next(self, s: Search, refuted: Refuted, kappa: float) -> tuple[Tensor, Tensor]:
         """Inputs [k] and the heaviest set [k, M] above their best that is not ruled out; it is not chosen again."""
         rows, weight, choice = s.open, s.risk(self.sets), torch.zeros_like(s.best)
         self.left[rows] &= weight > s.risk(s.best[rows])[:, None] + 1e-9
@@ -78,15 +80,7 @@ class Targets:
             if not len(rows):
                 break
             target = choice[rows] = self.sets[(weight * self.left[rows]).argmax(dim=1)]
-            margin, slope, _ = s.linearize(rows, s.x[rows], target)
-            game = linearized_game(s, rows, s.x[rows], margin, slope, target, kappa, 2.0)
-            zero = torch.zeros_like(game.region.low)
-            _, weights, floor = game.solve(zero, even(target).to(zero.dtype), 40)
-            # Small weights are dropped if what is left is still a proof.
-            fewer = weights * (weights >= 0.02)
-            fewer = fewer / fewer.sum(dim=1, keepdim=True).clamp_min(1e-20)
-            proof = torch.where((game.floor(fewer) > kappa * s.threat.eps)[:, None], fewer, weights) > 0
-            out = floor > kappa * s.threat.eps
+            out, proof = refuted(s, rows, target, kappa)
             self.rule_out(rows[out], proof[out])
             rows = rows[out]
             choice[rows] = False

@@ -1,4 +1,4 @@
-"""The exact optimum for linear members, with a proof. Ground truth for every other attack.
+"""The exact optimum: for linear members, with a proof, and of a finite set. Ground truth for every other attack.
 
 A set T of members can be fooled by one δ iff for some target classes c_i the linear system
 m_i + w_i·δ ≤ −τ (i ∈ T), δ ∈ D has a solution, m_i = z_y − z_{c_i} at x and w_i its gradient. If it has none,
@@ -25,11 +25,9 @@ from randens.attacks.base import Attack, register
 from randens.attacks.search import Search
 from randens.core.errors import InputError, ModelError
 from randens.region import Region
-from randens.threat import Threat
+from randens.threat import FiniteThreat, Threat
 
 Array = NDArray[np.float64]
-# What is solved: members, their target classes, and a δ that drives them there, or None.
-Known = dict[tuple[tuple[int, ...], tuple[int, ...]], Array | None]
 _MOST_MEMBERS = 10
 _TAU = 8e-5  # relative to the largest logit: larger than what the search's verdicts treat as a tie
 
@@ -118,23 +116,20 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
 
 def optimum(problem: LinearProblem, probs: Array) -> Optimum:
     """Search subsets of individually foolable members, best first, skipping supersets of refuted ones."""
-    members = len(probs)
-    refutations: list[Refutation] = []
-    options = [_options(problem, i, refutations) for i in range(members)]
-    able = [i for i in range(members) if options[i] and probs[i] > 0]
+    decide = Decisions(problem)
+    able = [i for i in range(len(probs)) if decide.options[i] and probs[i] > 0]
     subsets = [t for k in range(1, len(able) + 1) for t in itertools.combinations(able, k)]
     # Largest probability first; among equals the smaller set, which is easier to decide.
     subsets.sort(key=lambda t: (-float(probs[list(t)].sum()), len(t)))
     hopeless: list[frozenset[int]] = []
-    known: Known = {}
     for subset in subsets:
         if any(bad <= frozenset(subset) for bad in hopeless):
             continue
-        delta = _fool(problem, subset, options, known, refutations)
+        delta = decide.fooling(subset)
         if delta is not None:
-            return Optimum(subset, float(probs[list(subset)].sum()), delta, tuple(refutations))
+            return Optimum(subset, float(probs[list(subset)].sum()), delta, tuple(decide.refutations))
         hopeless.append(frozenset(subset))
-    return Optimum((), 0.0, np.zeros_like(problem.low), tuple(refutations))
+    return Optimum((), 0.0, np.zeros_like(problem.low), tuple(decide.refutations))
 
 
 def verify(problem: LinearProblem, found: Optimum, probs: Array) -> bool:
@@ -148,9 +143,9 @@ def verify(problem: LinearProblem, found: Optimum, probs: Array) -> bool:
         return False
     sound = [r for r in found.refutations if _refutes(problem, r)]
     classes = [[c for c in range(problem.margins.shape[1]) if np.isfinite(m[c])] for m in problem.margins]
-    drawable = [i for i in range(len(probs)) if probs[i] > 0]
-    for k in range(1, len(drawable) + 1):
-        for subset in itertools.combinations(drawable, k):
+    sampled = [i for i in range(len(probs)) if probs[i] > 0]
+    for k in range(1, len(sampled) + 1):
+        for subset in itertools.combinations(sampled, k):
             heavier = probs[list(subset)].sum() > found.value + 1e-12
             if heavier and not _covered(subset, classes, sound):
                 return False
@@ -169,26 +164,22 @@ def possible(
     Sets of `known` are fooled by a witness, so that nothing refutes them. A set that could be fooled in more than
     `most_targets` ways, class by class, counts as not refuted. The problem's margins lie below the true ones.
     """
-    members = len(problem.margins)
-    options = [_options(problem, i, []) for i in range(members)]
-    able = [i for i in range(members) if options[i]]
+    decide, members = Decisions(problem), len(problem.margins)
+    able = [i for i in range(members) if decide.options[i]]
     open_sets = {frozenset(able)} - {frozenset()}
     refuted = 0
     if joint:
         fooled = [frozenset(np.flatnonzero(row).tolist()) for row in known]
         level = {frozenset({i}) for i in able}
         open_sets = set(level)
-        solved: Known = {}
         for size in range(2, len(able) + 1):
             below, level = level, set()
             for subset in itertools.combinations(able, size):
                 whole = frozenset(subset)
                 if any(whole - {i} not in below for i in subset):
                     continue
-                few = math.prod(len(options[i]) for i in subset) <= most_targets
-                if any(whole <= w for w in fooled) or not (
-                    few and _refuted(problem, subset, options, solved)
-                ):
+                many = math.prod(len(decide.options[i]) for i in subset) > most_targets
+                if many or any(whole <= w for w in fooled) or not decide.refuted(subset):
                     level.add(whole)
                 else:
                     refuted += 1
@@ -196,24 +187,7 @@ def possible(
     table = np.zeros((len(open_sets), members), dtype=np.bool_)
     for row, members_of in enumerate(sorted(open_sets, key=sorted)):
         table[row, list(members_of)] = True
-    return Possible(table, tuple(tuple(o) for o in options), refuted)
-
-
-def _refuted(
-    problem: LinearProblem,
-    subset: tuple[int, ...],
-    options: list[list[int]],
-    known: Known,
-) -> bool:
-    """Is there a λ against every way of fooling the subset?"""
-    proofs: list[Refutation] = []
-    if _fool(problem, subset, options, known, proofs) is not None:
-        return False
-    if all(_refutes(problem, proof) for proof in proofs):
-        return True
-    # The solver's answer alone is no proof, so it is discarded.
-    known.clear()
-    return False
+    return Possible(table, tuple(tuple(o) for o in decide.options), refuted)
 
 
 def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterator[LinearProblem]:
@@ -232,61 +206,57 @@ def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         yield LinearProblem(margins, gradients, region[j : j + 1], _TAU * largest)
 
 
-def _options(problem: LinearProblem, member: int, refutations: list[Refutation]) -> list[int]:
-    """Classes that the member alone can be driven to; the others are refuted by λ = (1)."""
-    found = []
-    for target in range(problem.margins.shape[1]):
-        if not np.isfinite(problem.margins[member, target]):
-            continue
-        lone = Refutation((member,), (target,), np.ones(1))
-        if _refutes(problem, lone):
-            refutations.append(lone)
-        else:
-            found.append(target)
-    return found
+class Decisions:
+    """Which members one perturbation of an input fools together, and λ against all the others.
 
+    options: the classes that each member alone can be driven to; the others are refuted by λ = (1).
+    """
 
-def _fool(
-    problem: LinearProblem,
-    subset: tuple[int, ...],
-    options: list[list[int]],
-    known: Known,
-    refutations: list[Refutation],
-) -> Array | None:
-    """A δ that fools all of `subset`, over target tuples whose pairs are all possible; None if there is none."""
-    for targets in itertools.product(*(options[i] for i in subset)):
-        pairs = itertools.combinations(zip(subset, targets, strict=True), 2) if len(subset) > 2 else ()
-        if any(_driven(problem, (i, j), (c, k), known, refutations) is None for (i, c), (j, k) in pairs):
-            continue
-        delta = _driven(problem, subset, targets, known, refutations)
-        if delta is not None:
-            return delta
-    return None
+    def __init__(self, problem: LinearProblem) -> None:
+        self.problem = problem
+        self.refutations: list[Refutation] = []
+        # What is solved: members, their target classes, and a δ that drives them there, or None.
+        self.solved: dict[tuple[tuple[int, ...], tuple[int, ...]], Array | None] = {}
+        self.options: list[list[int]] = [[] for _ in problem.margins]
+        for member, target in zip(*np.isfinite(problem.margins).nonzero(), strict=True):
+            alone = Refutation((int(member),), (int(target),), np.ones(1))
+            if _refutes(problem, alone):
+                self.refutations.append(alone)
+            else:
+                self.options[member].append(int(target))
 
+    def fooling(self, subset: tuple[int, ...]) -> Array | None:
+        """A δ that fools all of `subset`, over target tuples whose pairs are all possible; None if there is none."""
+        for targets in itertools.product(*(self.options[i] for i in subset)):
+            pairs = itertools.combinations(zip(subset, targets, strict=True), 2) if len(subset) > 2 else ()
+            if any(self.driving((i, j), (c, k)) is None for (i, c), (j, k) in pairs):
+                continue
+            delta = self.driving(subset, targets)
+            if delta is not None:
+                return delta
+        return None
 
-def _driven(
-    problem: LinearProblem,
-    subset: tuple[int, ...],
-    targets: tuple[int, ...],
-    known: Known,
-    refutations: list[Refutation],
-) -> Array | None:
-    """A δ that drives every member of the subset to its target class, solved once; None, and its refutation noted."""
-    if (subset, targets) not in known:
-        known[subset, targets], weights = _solve(problem, subset, targets)
-        if known[subset, targets] is None:
-            refutations.append(Refutation(subset, targets, weights))
-    return known[subset, targets]
+    def driving(self, subset: tuple[int, ...], targets: tuple[int, ...]) -> Array | None:
+        """A δ that drives every member of the subset to its target class; None, and its refutation noted."""
+        if (subset, targets) not in self.solved:
+            rows, problem = list(subset), self.problem
+            margins = problem.margins[rows, list(targets)] + problem.tau[rows]
+            solve = _solve_ball if problem.region.p == 2 else _solve_linear
+            delta, weights = solve(margins, problem.gradients[rows, list(targets)], problem)
+            if delta is None:
+                self.refutations.append(Refutation(subset, targets, weights))
+            self.solved[subset, targets] = delta
+        return self.solved[subset, targets]
 
-
-def _solve(
-    problem: LinearProblem, subset: tuple[int, ...], targets: tuple[int, ...]
-) -> tuple[Array | None, Array]:
-    """A feasible δ, or (None, λ)."""
-    rows = list(subset)
-    margins = problem.margins[rows, list(targets)] + problem.tau[rows]
-    gradients = problem.gradients[rows, list(targets)]
-    return (_solve_ball if problem.region.p == 2 else _solve_linear)(margins, gradients, problem)
+    def refuted(self, subset: tuple[int, ...]) -> bool:
+        """Is there a λ against every way of fooling the subset?"""
+        self.refutations.clear()
+        if self.fooling(subset) is not None:
+            return False
+        if all(_refutes(self.problem, proof) for proof in self.refutations):
+            return True
+        self.solved.clear()  # the solver's answer alone is no proof
+        return False
 
 
 def _solve_linear(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
@@ -397,3 +367,31 @@ class Exact(Attack):
         ):
             delta = torch.from_numpy(optimum(problem, probs).delta).to(s.x)
             s.judge(row[None], s.x[row[None]] + delta.reshape(1, *s.x.shape[1:]))
+
+
+@register("finite")
+@dataclass(frozen=True, kw_only=True)
+class Finite(Attack):
+    """Try every transformation of a `FiniteThreat` on every input. The source of a witness is its transformation.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> Finite(randens.FiniteThreat([torch.zeros_like])).name
+    'finite'
+    """
+
+    exact: ClassVar[bool] = True
+    enumerates: ClassVar[bool] = True
+
+    def search(self, s: Search) -> None:
+        assert isinstance(s.threat, FiniteThreat)
+        # Members with probability 0 count, too: what is found holds for every α.
+        rows = (~s.best.all(dim=1)).nonzero().flatten()
+        for name, points in s.threat.points(s.x[rows]) if len(rows) else ():
+            open_ = ~s.best[rows].all(dim=1)
+            s.source = name
+            # The original members, so that ties are decided as `RandomizedEnsemble.errors` does.
+            errors = s.rec.errors(points[open_], s.y[rows[open_]])
+            s.cost.forwards += len(errors) * len(s.rec.networks)
+            s.record(rows[open_], points[open_], errors)

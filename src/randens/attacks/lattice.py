@@ -9,6 +9,7 @@ from torch import Tensor
 
 from randens.attacks.base import Attack, register
 from randens.attacks.climb import Targets, climb
+from randens.attacks.saddle import refuted
 from randens.attacks.search import Search
 from randens.region import norms
 
@@ -29,7 +30,7 @@ class Lattice(Attack):
         for restart in range(self.restarts):
             for sweep in range(self.orders):
                 if sweep:
-                    rows, chosen = targets.next(s, self.kappa)
+                    rows, chosen = targets.next(s, refuted, self.kappa)
                     self.reach(s, rows, s.x[rows], chosen)
                 climb(s, self.reach, restart=restart, sweep=sweep, patience=self.patience)
 

@@ -1,16 +1,19 @@
-"""Projected gradient ascent: FGSM, PGD and their adaptive forms on expectations over the members (Appendix B.3)."""
+"""Projected gradient ascent: FGSM, PGD and their adaptive forms on expectations over the members (Appendix B.3).
+
+Auto-PGD (Croce and Hein, 2020) is ascent with momentum whose step halves where the loss has stopped rising.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from randens.attacks.base import Attack, register
-from randens.attacks.losses import LOSSES, Loss, expected_cross_entropy
+from randens.attacks.losses import LOSSES, Loss, expected_cross_entropy, toward
 from randens.attacks.search import Search
-from randens.core.errors import unknown
 
 
 def ascend(
@@ -28,6 +31,73 @@ def ascend(
         gradient = s.gradient(rows, point[rows], loss, members)
         point[rows] = s.project(rows, s.threat.step(point[rows], gradient, step * s.threat.eps))
     finish(s, point, members)
+
+
+def ascend_adaptively(
+    s: Search,
+    loss: Loss,
+    *,
+    steps: int,
+    restart: int = 0,
+    members: Sequence[int] | None = None,
+    aim: Tensor | None = None,
+) -> None:
+    """The step begins at 2ε; at checkpoints, an input returns to its best point with half the step if it improved in
+    fewer than 3/4 of the steps since the last one, or if its best loss and its step did not change.
+
+    With `aim` [n], a class for every input, the loss is the margin to that class.
+    """
+    point = s.start(restart)
+    previous, best = point.clone(), point.clone()
+    best_loss = s.x.new_full((s.n,), -torch.inf)
+    last_loss, checked_loss = best_loss.clone(), best_loss.clone()
+    size, rises = s.x.new_full((s.n,), 2.0), s.x.new_zeros(s.n)
+    halved = torch.ones(s.n, dtype=torch.bool, device=s.device)
+    shape, last_check = (-1,) + (1,) * (s.x.dim() - 1), 0
+    for k in range(steps):
+        rows = unsolved(s, members)
+        if not len(rows):
+            return
+        here_loss = loss if aim is None else toward(aim[rows])
+        gradient, value = _gradient_and_value(s, rows, point[rows], here_loss, members)
+        rises[rows] += value > last_loss[rows]
+        last_loss[rows] = value
+        higher = rows[value > best_loss[rows]]
+        best_loss[higher], best[higher] = last_loss[higher], point[higher]
+        if k in _checkpoints(steps):
+            halved = (rises < 0.75 * (k - last_check)) | (~halved & (best_loss <= checked_loss))
+            size = torch.where(halved, size / 2, size)
+            point, previous = (torch.where(halved.reshape(shape), best, old) for old in (point, previous))
+            checked_loss, last_check, rises = best_loss.clone(), k, torch.zeros_like(rises)
+        here = point[rows]
+        target = s.project(rows, s.threat.step(here, gradient, size[rows] * s.threat.eps))
+        if k:
+            target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - previous[rows]))
+        previous[rows], point[rows] = here, target
+    finish(s, point, members)
+
+
+def _gradient_and_value(
+    s: Search, rows: Tensor, points: Tensor, loss: Loss, members: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """Gradient [k, ...] and value [k] of the loss."""
+    values = []
+
+    def noting(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
+        value = loss(z, y, probs)
+        values.append(value.detach())
+        return value
+
+    return s.gradient(rows, points, noting, members), values[0].to(s.x.dtype)
+
+
+def _checkpoints(steps: int) -> set[int]:
+    """At 22 % of the steps, then after periods that shrink by 3 % to no less than 6 %."""
+    marks, previous, current = [0.0, 0.22], 0.0, 0.22
+    while current < 1:
+        previous, current = current, current + max(current - previous - 0.03, 0.06)
+        marks.append(current)
+    return {int(-(-mark * steps // 1)) for mark in marks[1:]}
 
 
 def finish(s: Search, point: Tensor, members: Sequence[int] | None) -> None:
@@ -89,15 +159,25 @@ class AdaptiveFGSM(Attack):
 class AdaptivePGD(Attack):
     """PGD on one loss of all members; `loss` says where the expectation over the members is taken."""
 
-    loss: str = "softmax"  # or "loss" (Eq. 96), "logits" (as against an average), "margin", "mce"
+    # Or "loss" (Eq. 96), "logits" (as against an average), "margin", "mce".
+    loss: str = field(default="softmax", metadata={"choices": LOSSES})
     steps: int = 20
     step: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.loss not in LOSSES:
-            unknown("loss", self.loss, LOSSES)
 
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
             ascend(s, LOSSES[self.loss], steps=self.steps, step=self.step, restart=restart)
+
+
+@register("apgd", loss="softmax")
+@register("apgd-margin", loss="margin")
+@dataclass(frozen=True, kw_only=True)
+class APGD(Attack):
+    """Auto-PGD on one loss of all members."""
+
+    loss: str = field(default="softmax", metadata={"choices": LOSSES})  # as for `AdaptivePGD`
+    steps: int = 40
+
+    def search(self, s: Search) -> None:
+        for restart in range(self.restarts):
+            ascend_adaptively(s, LOSSES[self.loss], steps=self.steps, restart=restart)

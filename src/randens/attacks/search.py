@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from randens.attacks.linear_models import LinearModels
 from randens.attacks.losses import Loss, margins
+from randens.attacks.members import LinearModels
 from randens.attacks.result import AttackResult, Cost
 from randens.core.errors import InputError, ModelError
 from randens.ensemble import RandomizedEnsemble, to_layout
@@ -200,17 +200,17 @@ class Search:
     def orders(self, restart: int = 0) -> Tensor:
         """A random order of the members for every input, [n, M]; every call gives another."""
         generators = [self._generator(row, "order", restart) for row in range(self.n)]
-        drawn = torch.zeros(self.n, self.members)
+        numbers = torch.zeros(self.n, self.members)
         for row, generator in enumerate(generators):
-            drawn[row].uniform_(generator=generator)
-        return drawn.argsort(dim=1).to(self.device)
+            numbers[row].uniform_(generator=generator)
+        return numbers.argsort(dim=1).to(self.device)
 
     def uniform(self, rows: Tensor, *shape: int) -> Tensor:
         """Uniform random numbers [k, *shape]; every call gives others."""
-        drawn = torch.zeros(len(rows), *shape)
+        numbers = torch.zeros(len(rows), *shape)
         for place, row in enumerate(rows.tolist()):
-            drawn[place].uniform_(generator=self._generator(row, "uniform"))
-        return drawn.to(self.x)
+            numbers[place].uniform_(generator=self._generator(row, "uniform"))
+        return numbers.to(self.x)
 
     def _generator(self, row: int, *purpose: object) -> torch.Generator:
         """The input's own generator, so that batch sizes and numbers of processes change nothing."""
@@ -269,7 +269,7 @@ class Search:
     def gradient(
         self, rows: Tensor, points: Tensor, loss: Loss, members: Sequence[int] | None = None
     ) -> Tensor:
-        """∇ loss of the chosen members (default: all that can be drawn) at `points`, [k, ...].
+        """∇ loss of the chosen members (default: all that can be sampled) at `points`, [k, ...].
 
         The verdicts that come with the pass are recorded.
         """

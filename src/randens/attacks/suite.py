@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from randens.attacks.apgd import ascend_adaptively
 from randens.attacks.arc import ARC
 from randens.attacks.base import Attack, register
 from randens.attacks.lattice import Lattice
 from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardized
-from randens.attacks.pgd import FGSM, PGD, ascend
+from randens.attacks.pgd import FGSM, PGD, ascend, ascend_adaptively
 from randens.attacks.saddle import Saddle
 from randens.attacks.search import Search
 from randens.attacks.square import Square
-from randens.core.errors import unknown
 from randens.threat import Threat
 
 PRESETS = ("fast", "standard", "thorough")
@@ -94,21 +92,19 @@ def parts(preset: str, threat: Threat) -> tuple[Attack, ...]:
             Lattice(threat, orders=1),
             Square(threat, queries=1000),
         )
-    if preset == "thorough":
-        return (
-            FGSM(threat),
-            Saddle(threat, orders=8, restarts=8, boundaries=3),
-            PGD(threat, steps=50, step=0.1, restarts=2),
-            _Adaptive(threat, steps=50, restarts=2),
-            _Alone(threat, steps=100),
-            _Targeted(threat, steps=100),
-            ARC(threat, steps=20),
-            ARC(threat, steps=20, restarts=3, shuffle=True),
-            Lattice(threat, orders=3, steps=30),
-            Square(threat, queries=500),
-            Square(threat),
-        )
-    return unknown("preset", preset, PRESETS)
+    return (
+        FGSM(threat),
+        Saddle(threat, orders=8, restarts=8, boundaries=3),
+        PGD(threat, steps=50, step=0.1, restarts=2),
+        _Adaptive(threat, steps=50, restarts=2),
+        _Alone(threat, steps=100),
+        _Targeted(threat, steps=100),
+        ARC(threat, steps=20),
+        ARC(threat, steps=20, restarts=3, shuffle=True),
+        Lattice(threat, orders=3, steps=30),
+        Square(threat, queries=500),
+        Square(threat),
+    )
 
 
 @register("fast", preset="fast")
@@ -127,11 +123,7 @@ class Suite(Attack):
     ('standard', True)
     """
 
-    preset: str = "standard"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        parts(self.preset, self.threat)
+    preset: str = field(default="standard", metadata={"choices": PRESETS})
 
     def search(self, s: Search) -> None:
         for attack in parts(self.preset, self.threat):
