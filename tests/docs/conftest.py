@@ -11,19 +11,18 @@ import pytest
 import torch
 from docs.tools.pages import ROOT
 from PIL import Image
-from tests.once import made_once
+from tests.once import quickstart_run
 
-import randens
 from randens.attacks import base
-from randens.core.runs import Run
-from randens.quickstart import recipes
-from randens.training import train
 
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """runs/quickstart-1 with members trained for a tenth of the time, and a folder of images."""
-    return made_once(tmp_path_factory, "clone", _prepare)
+    """runs/quickstart-1 and a folder of images."""
+    folder = tmp_path_factory.mktemp("prepared")
+    shutil.copytree(quickstart_run(tmp_path_factory), folder / "runs" / "quickstart-1")
+    _images(folder)
+    return folder
 
 
 @pytest.fixture
@@ -43,20 +42,7 @@ def clone(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     torch.set_rng_state(generator)
 
 
-def _prepare(folder: Path) -> None:
-    _, recipe = recipes()
-    short = recipe.model_copy(
-        update={"epochs": 20, "adversary": recipe.adversary.model_copy(update={"warmup": 4})}
-    )
-    rec = train(short, folder / "trained")
-    run = Run.create(
-        folder / "runs" / "quickstart-1",
-        recipe=recipe.to_json(),
-        seed=0,
-        chosen_on={"checkpoints": "validation", "probs": "validation"},
-    )
-    rec.save(run.ensemble)
-    randens.evaluate(rec, "digits", "fast", limit=100).save(run.path / "evaluation.json")
+def _images(folder: Path) -> None:
     colors = np.random.default_rng(0)
     for split in ("train", "test"):
         for name, mean in (("cat", 90), ("dog", 160)):

@@ -1,10 +1,11 @@
-"""Walk 4: train by a recipe's name, evaluate, ask what to deploy, export, serve, and get an answer over HTTP."""
+"""Walk: train, audit, choose α, report, export, serve, and get answers over HTTP, with the quickstart's ensemble."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.commands import Shell
+from tests.once import quickstart_run
 
 import randens
 
 pytest.importorskip("onnx", reason="the extra `deploy` is not installed")
-SMALL = (
-    *("--set", "epochs=1", "--set", "later_epochs=1", "--set", "members=2", "--set", "model.width=8"),
-    *("--set", "validation.size=20", "--set", "validation.steps=2", "--set", "sampling.every=1"),
-)
 
 
 @contextmanager
@@ -31,7 +30,7 @@ def served(bundle: Path) -> Iterator[str]:
     source = str(Path(randens.__file__).parents[1])
     paths = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
     server = subprocess.Popen(
-        [sys.executable, "-m", "randens", "serve", str(bundle), "--port", "0", "--max-draws", "20"],
+        [sys.executable, "-m", "randens", "serve", str(bundle), "--port", "0"],
         env={**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -49,34 +48,36 @@ def served(bundle: Path) -> Iterator[str]:
     assert server.returncode == 143
 
 
-def _shipped(shell: Shell, desk: Path) -> Path:
-    for words, said in (
-        (("train", "digits-mlp-barre", *SMALL, "--out", "mine"), "mine"),
-        (("evaluate", "mine", "--attack", "arc-r:steps=2", "--limit", "10"), "robust"),
-        (("advise", "mine", "--limit", "10", "--attack", "saddle:restarts=1"), "compute"),
-        (("report", "mine"), "report.html"),
-        (("export", "mine"), "bundle"),
-    ):
-        code, out, err = shell(*words)
-        assert code == 0, (words, err)
-        assert said in out, (words, out)
-    return desk / "mine" / "bundle"
-
-
-def _ask(address: str, draws: int) -> list[str]:
-    image = randens.data.load("digits", "test").x[:1]
+def _ask(address: str, images: list[object]) -> list[int]:
     request = urllib.request.Request(
-        f"{address}v1/predict?draws={draws}",
-        data=json.dumps({"inputs": image.tolist()}).encode(),
+        f"{address}v1/predict",
+        data=json.dumps({"inputs": images}).encode(),
         headers={"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
-        return [prediction["name"] for prediction in json.load(answer)["predictions"]]
+        return [int(prediction["name"]) for prediction in json.load(answer)["predictions"]]
 
 
-def test_from_a_recipe_to_an_answer(shell: Shell, desk: Path) -> None:
-    bundle = _shipped(shell, desk)
-    with served(bundle) as address:
-        names = _ask(address, draws=20)
-        assert len(names) == 20
-        assert set(names) <= {str(digit) for digit in range(10)}
+def test_from_training_to_an_answer(
+    shell: Shell, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = tmp_path / "quickstart-1"
+    shutil.copytree(quickstart_run(tmp_path_factory), run)
+    # What ships must pass its own audit.
+    audited = shell.json("audit", run, "--limit", "64")
+    assert audited["passed"]
+    few = ("--attack", "arc-r", "--attack", "saddle", "--limit", "100")
+    sampled = shell.json("sample", run, *few, "--apply")
+    evaluated = shell.json("evaluate", run, *few)
+    assert evaluated["about"]["probs"] == sampled["probs"]
+    summary = evaluated["summary"]
+    assert summary["natural"]["value"] > 0.9
+    assert 0.35 < summary["robust"]["value"] < 0.65
+    assert shell("report", run)[0] == 0
+    assert f"{100 * summary['robust']['value']:.1f}" in (run / "report.html").read_text(encoding="utf-8")
+    assert shell("export", run)[0] == 0
+    test = randens.data.load("digits", "test").subset(slice(0, 200))
+    with served(run / "bundle") as address:
+        answers = _ask(address, test.x.tolist())
+    natural = np.mean(np.array(answers) == test.y.numpy())
+    assert natural == pytest.approx(randens.load(run / "ensemble").accuracy(test.x, test.y), abs=0.05)
