@@ -216,7 +216,7 @@ def test_what_looks_wrong_is_said() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ((X, Y[:5]), "data has 24 inputs and 5 labels"),
+        ((X, Y[:5]), r"x has shape \(24, 1, 8, 8\) and y \(5,\)"),
         ((X, Y + 20), r"labels from .*; the members have 10 classes|labels must be in"),
         ((X, Y.float()), "y has shape .* and type torch.float32; give integers"),
         ((X.long(), Y), "x has type torch.int64"),
