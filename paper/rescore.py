@@ -95,7 +95,7 @@ def _member(weights: Any, normalized: bool) -> Classifier:
             body = make(_SHAPE, classes)
             body.load_state_dict(dict(zip(state, tensors, strict=True)))
             architecture = {"name": name, "classes": classes, "input_shape": list(_SHAPE)}
-            return Classifier(body, architecture, mean, std).eval()
+            return Classifier(body, {**architecture, "mean": mean, "std": std}).eval()
     raise FileError(f"no network of {', '.join(_NETWORKS)} has these {len(tensors)} tensors")
 
 

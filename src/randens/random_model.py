@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from randens.core.errors import InputError, whole
 from randens.ensemble import RandomizedEnsemble
-from randens.models import Adapted, adapt, in_precision, logits_of, preprocessing_of
+from randens.models import Adapted, adapt, in_precision, logits_of
 from randens.threat import Threat
 
 __all__ = ["FrozenDraw", "RandomizedModel", "expanded"]
@@ -206,16 +206,12 @@ class RandomizedModel(nn.Module):
         return False
 
     def normalized(self, preprocessing: Any) -> RandomizedModel:
-        """The same model behind (x − mean) / std, as `randens.models.preprocessing_of` takes it; weights are shared."""
-        pair = preprocessing_of(preprocessing, self.build(0) if preprocessing == "auto" else None)
-        if pair is None:
-            return self
-        mean, std = pair
+        """The same model behind (x − mean) / std, as `randens.models.adapt` takes it; weights are shared."""
 
         def wrapped(seed: int) -> nn.Module:
-            return adapt(self.build(seed), mean=mean, std=std)
+            return adapt(self.build(seed), preprocessing)
 
-        inner = wrapped if self.module is None else adapt(self.module, mean=mean, std=std)
+        inner = wrapped if self.module is None else wrapped(0)
         return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
 
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:

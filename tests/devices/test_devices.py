@@ -13,8 +13,8 @@ from tests.attacks.cases import convnet, digits
 from tests.devices.elsewhere import AWAY, Elsewhere, Mixed
 from tests.evaluation.evaluated import evaluate
 
-from randens import RandomizedEnsemble, Threat, attacks, models
-from randens.core.devices import on_device
+from randens import RandomizedEnsemble, Threat, attacks
+from randens.core.devices import on_device, pick_device
 from randens.core.errors import InputError
 
 BALLS = (Threat("linf", 0.1), Threat("l2", 0.7), Threat("l1", 3.0))
@@ -82,16 +82,16 @@ def test_devices_that_are_not_there_are_named(name: object) -> None:
     if torch.cuda.is_available() and str(name).startswith("cuda"):
         pytest.skip("there is a GPU")
     with pytest.raises(InputError, match="device is"):
-        models.pick_device(name)  # type: ignore[arg-type]
+        pick_device(name)  # type: ignore[arg-type]
 
 
 def test_every_gpu_is_found_by_name_and_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    assert models.pick_device("auto") == models.pick_device(None) == torch.device("cuda", 0)
+    assert pick_device("auto") == pick_device(None) == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert models.pick_device("cuda") == torch.device("cuda", 1)
-    assert models.pick_device("cuda:0") == torch.device("cuda", 0)
+    assert pick_device("cuda") == torch.device("cuda", 1)
+    assert pick_device("cuda:0") == torch.device("cuda", 0)
     with pytest.raises(InputError, match="torch sees 2 CUDA devices"):
-        models.pick_device("cuda:2")
+        pick_device("cuda:2")

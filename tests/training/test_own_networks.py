@@ -15,7 +15,7 @@ from tests.training.small_runs import small
 
 from randens import load, models
 from randens.core.errors import InputError, RandensError
-from randens.models import factories
+from randens.models import outside
 from randens.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def test_barre_on_a_network_named_by_its_function(tmp_path: Path, monkeypatch: p
     x = torch.rand(5, 1, 8, 8)
     assert torch.equal(again.logits(x), rec.eval().logits(x))
     # In another process, which only has the file, nobody has named the function.
-    monkeypatch.setattr(factories, "_TRUSTED", set())
+    monkeypatch.setattr(outside, "_TRUSTED", set())
     with pytest.raises(RandensError, match="whose code would be run"):
         load(tmp_path / "run" / "ensemble")
     models.trust("tests.training.own_networks:net")
@@ -61,7 +61,8 @@ def test_barre_on_the_smallest_resnet_of_timm(tmp_path: Path) -> None:
         ("nowhere:net", {}, "cannot be imported"),
         ("tests.training.own_networks:nothing", {}, "cannot be imported"),
         ("tests.training.own_networks:net", {"depth": 3}, "cannot be called"),
-        ("torch:zeros", {"size": [2]}, "returns a Tensor; it must return a torch.nn.Module"),
+        ("pathlib:Path", {}, "returns a PosixPath; it must return a torch.nn.Module"),
+        ("torch:zeros", {"size": [2]}, "cannot be called"),
         ("torch.nn:Flatten", {}, r"it must return logits \[2, 10\]"),
         ("torch.nn:Linear", {"in_features": 3, "out_features": 10}, "does not take inputs of shape"),
         ("timm:resnet18", {"checkpoint_path": "a.pth"}, "would load weights"),

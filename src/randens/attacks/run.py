@@ -15,11 +15,10 @@ from torch import Tensor
 from randens.attacks.members import fast_members
 from randens.attacks.result import AttackResult
 from randens.attacks.search import Search
-from randens.core.devices import full_float32
+from randens.core.devices import full_float32, send
 from randens.core.errors import InputError
 from randens.core.progress import Progress
 from randens.ensemble import RandomizedEnsemble, frozen
-from randens.models import send
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import LinearModels
 from randens.attacks.result import AttackResult, Cost
+from randens.core.devices import send
 from randens.core.errors import InputError, ModelError
 from randens.ensemble import RandomizedEnsemble, to_layout
-from randens.models import in_precision, logits_of, send
+from randens.models import in_precision, logits_of
 from randens.region import Region, norms
 from randens.threat import Threat
 from randens.witness import WitnessPool

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from randens import attacks
 from randens.attacks import Attack, Cost
+from randens.core.devices import on_device
 from randens.core.errors import InputError, RandensError, RandensWarning
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
@@ -25,7 +26,7 @@ from randens.ensemble import RandomizedEnsemble, evaluating
 from randens.evaluation.loading import MODELS, check_unseen, chosen_on_of, load_model, run_data
 from randens.evaluation.loop import Witnesses, attack_options
 from randens.evaluation.tables import About
-from randens.models import Adapted, adapt, logits_of, on_device, preprocessing_of, preprocessing_per_member
+from randens.models import Adapted, adapt, logits_of, preprocessing_per_member
 from randens.random_model import RandomizedModel
 from randens.threat import FiniteThreat, Threat, norm_name, number
 from randens.witness.fingerprints import fingerprint
@@ -245,10 +246,11 @@ def as_rec(
 
 
 def _normalized(member: nn.Module, preprocessing: Any) -> nn.Module:
+    if preprocessing is None:
+        return member
     if isinstance(member, RandomizedModel):
         return member.normalized(preprocessing)
-    pair = None if preprocessing is None else preprocessing_of(preprocessing, member)
-    return member if pair is None else adapt(member, mean=pair[0], std=pair[1])
+    return adapt(member, preprocessing)
 
 
 def _replaced(rec: RandomizedEnsemble, members: list[nn.Module]) -> RandomizedEnsemble:

@@ -1,9 +1,5 @@
 """Networks: the paper's three, small ones, and adapters for anything that gives logits."""
 
-from randens.core.devices import on_device, pick_device, send
-from randens.models.complexity import flops, parameters
-from randens.models.factories import from_spec, imported, trust
-from randens.models.from_files import OnnxMember, onnx, torchscript
 from randens.models.outputs import (
     Adapted,
     adapt,
@@ -12,7 +8,8 @@ from randens.models.outputs import (
     preprocessing_of,
     preprocessing_per_member,
 )
-from randens.models.registry import Classifier, build, create, names
+from randens.models.outside import OnnxMember, from_spec, imported, onnx, torchscript, trust
+from randens.models.registry import Classifier, build, create, flops, names
 
 __all__ = [
     "Adapted",
@@ -27,13 +24,9 @@ __all__ = [
     "in_precision",
     "logits_of",
     "names",
-    "on_device",
     "onnx",
-    "parameters",
-    "pick_device",
     "preprocessing_of",
     "preprocessing_per_member",
-    "send",
     "torchscript",
     "trust",
 ]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -54,16 +55,10 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        classes: int,
-        width: int,
-        blocks: Sequence[int],
-        projections: bool,
-        stride: int = 1,
+        self, shape: Sequence[int], classes: int, width: int, blocks: Sequence[int], projections: bool
     ) -> None:
         super().__init__()
-        self.conv = _conv(shape[0], width, stride=stride)
+        self.conv = _conv(shape[0], width)
         self.bn = nn.BatchNorm2d(width)
         stages: list[nn.Module] = []
         inputs = width
@@ -71,7 +66,12 @@ class ResNet(nn.Module):
             outputs = width * 2**stage
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
-                shortcut = _shortcut(inputs, outputs, stride, projections)
+                shortcut: nn.Module = nn.Identity()
+                if projections and (stride, inputs) != (1, outputs):
+                    one = _conv(inputs, outputs, kernel=1, stride=stride)
+                    shortcut = nn.Sequential(one, nn.BatchNorm2d(outputs))
+                elif (stride, inputs) != (1, outputs):
+                    shortcut = _PadShortcut(inputs, outputs, stride)
                 stages.append(_Block(inputs, outputs, stride, shortcut))
                 inputs = outputs
         self.blocks = nn.Sequential(*stages)
@@ -80,14 +80,6 @@ class ResNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.blocks(F.relu(self.bn(self.conv(x))))
         return self.linear(y.mean(dim=(2, 3)))
-
-
-def _shortcut(inputs: int, outputs: int, stride: int, projections: bool) -> nn.Module:
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    if projections:
-        return nn.Sequential(_conv(inputs, outputs, kernel=1, stride=stride), nn.BatchNorm2d(outputs))
-    return _PadShortcut(inputs, outputs, stride)
 
 
 class MobileNetV1(nn.Module):
@@ -121,66 +113,33 @@ class MobileNetV1(nn.Module):
         return self.linear(self.features(x).mean(dim=(2, 3)))
 
 
-class _InSequence(nn.Module):
-    """Layers that are applied one after the other."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x)
-
-
-class ConvNet(_InSequence):
+def convnet(shape: Sequence[int], classes: int, width: int, hidden: int) -> nn.Module:
     """For 8×8 and 28×28 images: convolutions down to 4×4 or 7×7, then two linear layers; no batch normalization."""
-
-    def __init__(self, shape: Sequence[int], classes: int, width: int, hidden: int) -> None:
-        channels, h, w = shape
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        inputs = width
-        while True:
-            layers += [nn.Conv2d(inputs, 2 * width, 3, stride=2, padding=1), nn.ReLU()]
-            inputs, h, w = 2 * width, (h + 1) // 2, (w + 1) // 2
-            if max(h, w) <= 7:
-                break
-        layers += [nn.Flatten(), nn.Linear(inputs * h * w, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
-        super().__init__(layers)
+    channels, h, w = shape
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+    inputs = width
+    while True:
+        layers += [nn.Conv2d(inputs, 2 * width, 3, stride=2, padding=1), nn.ReLU()]
+        inputs, h, w = 2 * width, (h + 1) // 2, (w + 1) // 2
+        if max(h, w) <= 7:
+            break
+    layers += [nn.Flatten(), nn.Linear(inputs * h * w, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+    return nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
 
 
-class StridedNet(_InSequence):
-    """Three 3×3 convolutions of stride 2 with batch normalization, then one linear layer: the cheapest for 32×32."""
-
-    def __init__(self, shape: Sequence[int], classes: int, width: int) -> None:
-        inputs, h, w = shape
-        layers: list[nn.Module] = []
-        for outputs in (width, 2 * width, 4 * width):
-            layers += [_conv(inputs, outputs, stride=2), nn.BatchNorm2d(outputs), nn.ReLU()]
-            inputs, h, w = outputs, (h + 1) // 2, (w + 1) // 2
-        super().__init__([*layers, nn.Flatten(), nn.Linear(inputs * h * w, classes)])
-
-
-class MLP(_InSequence):
+def mlp(shape: Sequence[int], classes: int, width: int, depth: int) -> nn.Module:
     """Fully connected ReLU network of `depth` hidden layers."""
-
-    def __init__(self, shape: Sequence[int], classes: int, width: int, depth: int) -> None:
-        layers: list[nn.Module] = [nn.Flatten()]
-        inputs = math.prod(shape)
-        for _ in range(depth):
-            layers += [nn.Linear(inputs, width), nn.ReLU()]
-            inputs = width
-        super().__init__([*layers, nn.Linear(inputs, classes)])
+    layers: list[nn.Module] = [nn.Flatten()]
+    inputs = math.prod(shape)
+    for _ in range(depth):
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(OrderedDict(layers=nn.Sequential(*layers, nn.Linear(inputs, classes))))
 
 
-class Linear(nn.Module):
+def linear(shape: Sequence[int], classes: int) -> nn.Module:
     """Multinomial logistic regression on the pixels."""
-
-    def __init__(self, shape: Sequence[int], classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(math.prod(shape), classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x.flatten(1))
+    return nn.Sequential(OrderedDict(flat=nn.Flatten(), linear=nn.Linear(math.prod(shape), classes)))
 
 
 def initialize(body: nn.Module) -> None:

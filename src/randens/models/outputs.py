@@ -29,7 +29,15 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
     [[0.0, 1.5]]
     """
     if not isinstance(answer, Tensor):
-        answer = _inside(answer, name)
+        kind = type(answer).__name__
+        if isinstance(answer, Mapping):
+            answer = answer.get("logits")
+        elif isinstance(answer, (tuple, list)) and not hasattr(answer, "logits"):
+            answer = answer[0] if answer else None
+        else:
+            answer = getattr(answer, "logits", None)
+        if not isinstance(answer, Tensor):
+            raise ModelError(f"{name} returned a {kind} without logits; {_WANTED}")
     if not answer.dtype.is_floating_point:
         raise ModelError(
             f"{name} returned {answer.dtype}; logits must be floating point, and class numbers are no logits"
@@ -55,71 +63,67 @@ def in_precision(x: Tensor, module: nn.Module) -> Tensor:
     return x.to(weight.dtype) if x.is_floating_point() else x
 
 
-def _inside(answer: Any, name: str) -> Tensor:
-    found: Any = None
-    if isinstance(answer, Mapping):
-        found = answer.get("logits")
-        said = f"a {type(answer).__name__} with the keys {sorted(map(str, answer))[:6]}"
-    elif hasattr(answer, "logits"):
-        found, said = answer.logits, f"a {type(answer).__name__} whose .logits is no tensor"
-    elif isinstance(answer, Sequence) and not isinstance(answer, str) and len(answer):
-        found, said = answer[0], f"a {type(answer).__name__} that starts with a {type(answer[0]).__name__}"
-    else:
-        said = "None" if answer is None else f"a {type(answer).__name__}"
-    if not isinstance(found, Tensor):
-        raise ModelError(f"{name} returned {said}; {_WANTED}")
-    return found
-
-
-class Adapted(nn.Module):
-    """A module as a member: its inputs are normalized by mean and std per channel, and its logits extracted."""
+class Normalized(nn.Module):
+    """The base of modules that normalize their inputs by `mean` and `std` per channel, where these are given."""
 
     mean: Tensor | None
     std: Tensor | None
 
     def __init__(
-        self, module: nn.Module, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+        self, mean: Sequence[float] | None, std: Sequence[float] | None, dimensions: int = 3
     ) -> None:
         super().__init__()
-        self.module = module
-        self.training = module.training  # keeps the mode, because a new module is in training mode
+        shape = (-1, *(1,) * (dimensions - 1))
         for name, values in (("mean", mean), ("std", std)):
-            buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+            buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(shape)
             self.register_buffer(name, buffer)
 
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        given = len(x)
+    def normalize(self, x: Tensor) -> Tensor:
+        """(x − mean) / std; inputs of other dimensions are taken along their last one."""
         for values, change in ((self.mean, torch.sub), (self.std, torch.div)):
-            if values is None:
-                continue
-            if x.dim() == 4 and len(values) not in (1, x.shape[1]):
-                raise InputError(
-                    f"preprocessing has {len(values)} channels; the inputs have shape {tuple(x.shape[1:])}"
-                )
-            x = change(x, values if x.dim() == 4 else values.flatten())
-        return logits_of(self.module(x, **options), given, type(self.module).__name__)
+            if values is not None:
+                x = change(x, values if values.dim() == x.dim() - 1 else values.flatten())
+        return x
 
 
-def adapt(
-    module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> Adapted:
+class Adapted(Normalized):
+    """A module as a member: its inputs are normalized, and its logits extracted."""
+
+    def __init__(
+        self, module: nn.Module, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        super().__init__(mean, std)
+        self.module = module
+        self.training = module.training  # keeps the mode, because a new module is in training mode
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        channels = {len(values) for values in (self.mean, self.std) if values is not None} - {1}
+        if x.dim() == 4 and channels - {x.shape[1]}:
+            raise InputError(
+                f"preprocessing has {max(channels)} channels; the inputs have shape {tuple(x.shape[1:])}"
+            )
+        given = len(x)
+        return logits_of(self.module(self.normalize(x), **options), given, type(self.module).__name__)
+
+
+def adapt(module: nn.Module, preprocessing: Any = None) -> Adapted:
     """Make a member of any classifier whose answer `logits_of` understands.
 
     The module is given (x − mean) / std, per channel; the member takes plain pixels, so that attacks work on those.
+    `preprocessing` is what `preprocessing_of` takes.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
-    >>> adapt(net, mean=[0.5, 0.5, 0.5], std=[0.2, 0.2, 0.2])(torch.rand(4, 3, 2, 2)).shape
+    >>> adapt(net, ([0.5, 0.5, 0.5], [0.2, 0.2, 0.2]))(torch.rand(4, 3, 2, 2)).shape
     torch.Size([4, 10])
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
-    if mean is not None or std is not None:
-        mean, std = _checked(mean if mean is not None else 0.0, std if std is not None else 1.0, (mean, std))
-    return Adapted(module, mean, std)
+    pair = preprocessing_of(preprocessing, module)
+    return Adapted(module) if pair is None else Adapted(module, *pair)
 
 
 def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation per channel from their usual forms, for `adapt`; None: no preprocessing.
+    """Mean and standard deviation per channel from their usual forms; None: no preprocessing.
 
     That is ``(mean, std)``, numbers or one per channel; a mapping or an object with ``mean`` and ``std`` (timm's
     ``default_cfg``, torchvision's ``Normalize`` and ``weights.transforms()``) or with ``image_mean`` and ``image_std``
@@ -131,21 +135,32 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
     """
     if given is None:
         return None
-    if isinstance(given, str):
-        if given != "auto":
-            raise InputError(f"preprocessing is {given!r}; give (mean, std), a configuration, or 'auto'")
-        given = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
-        if given is None:
+    kind = type(module).__name__
+    found = given
+    if isinstance(given, str) and given == "auto":
+        found = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
+        if found is None:
             raise InputError(
-                f"preprocessing is 'auto', but {type(module).__name__} carries no configuration as timm's models do; "
+                f"preprocessing is 'auto', but {kind} carries no configuration as timm's models do; "
                 "give (mean, std), or the image processor of transformers"
             )
-    pair = _find_pair(given)
-    if pair is None and isinstance(given, tuple | list) and len(given) == 2:
-        pair = given[0], given[1]
-    if pair is None:
-        raise InputError(f"preprocessing is {given!r}; give (mean, std), or something that has them")
-    return _checked(*pair, given)
+    pair = _find_pair(found)
+    if pair is None and isinstance(found, tuple | list) and len(found) == 2:
+        pair = found[0], found[1]
+    try:
+        if pair is None:
+            raise TypeError
+        means, stds = ([float(v) for v in (p if hasattr(p, "__len__") else [p])] for p in pair)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"preprocessing is {given!r:.100}; give (mean, std), numbers or one per channel, something that has "
+            "them, or 'auto'"
+        ) from None
+    if not means or not stds or not all(map(math.isfinite, [*means, *stds])) or min(stds) <= 0:
+        raise InputError(
+            f"preprocessing is (mean, std) = {pair}; means must be finite, standard deviations positive"
+        )
+    return means, stds
 
 
 def preprocessing_per_member(given: Any, count: int) -> list[Any]:
@@ -170,15 +185,3 @@ def _find_pair(given: Any) -> tuple[Any, Any] | None:
     inner = getattr(given, "transforms", None)
     parts = list(inner) if isinstance(inner, list | tuple) else []
     return next((pair for part in reversed(parts) if (pair := _find_pair(part)) is not None), None)
-
-
-def _checked(mean: Any, std: Any, given: Any) -> tuple[list[float], list[float]]:
-    try:
-        means, stds = (
-            [float(v) for v in (part if hasattr(part, "__len__") else [part])] for part in (mean, std)
-        )
-    except (TypeError, ValueError):
-        raise InputError(f"preprocessing is {given!r}; it must be numbers or one per channel") from None
-    if not means or not stds or not all(map(math.isfinite, [*means, *stds])) or min(stds) <= 0:
-        raise InputError(f"preprocessing is {given!r}; means must be finite and standard deviations positive")
-    return means, stds

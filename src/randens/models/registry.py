@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
-from randens.models import factories, networks
+from randens.models import networks, outside
+from randens.models.outputs import Normalized, preprocessing_of
 
 _MOST_INPUTS = 1 << 28
 _MOST_WEIGHTS = 1 << 30
@@ -22,27 +23,15 @@ _MOST_WEIGHTS = 1 << 30
 _SEEDED = threading.Lock()
 
 
-class Classifier(nn.Module):
+class Classifier(Normalized):
     """logits = body((x − mean) / std), with mean and std per channel: attacks work on pixels in [0, 1]."""
 
-    mean: torch.Tensor | None
-    std: torch.Tensor | None
-
-    def __init__(
-        self,
-        body: nn.Module,
-        architecture: dict[str, Any],
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-    ) -> None:
-        super().__init__()
+    def __init__(self, body: nn.Module, architecture: dict[str, Any]) -> None:
+        shape = tuple(architecture["input_shape"])
+        super().__init__(architecture.get("mean"), architecture.get("std"), len(shape))
         self.architecture = architecture
-        self.input_shape: tuple[int, ...] = tuple(architecture["input_shape"])
+        self.input_shape: tuple[int, ...] = shape
         self.classes: int = architecture["classes"]
-        trailing = (1,) * (len(self.input_shape) - 1)
-        for name, values in (("mean", mean), ("std", std)):
-            buffer = None if values is None else torch.tensor(values, dtype=torch.float32).view(-1, *trailing)
-            self.register_buffer(name, buffer)
         self.body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,8 +42,7 @@ class Classifier(nn.Module):
                 f"x has shape {tuple(x.shape)}, but this {self.architecture['name']} takes "
                 f"[n, {', '.join(map(str, self.input_shape))}]"
             )
-        x = x if self.mean is None else x - self.mean
-        return self.body(x if self.std is None else x / self.std)
+        return self.body(self.normalize(x))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.architecture.items())
@@ -71,14 +59,13 @@ class _Network:
 
 _small_resnet = partial(networks.ResNet, projections=False)
 _NETWORKS: Mapping[str, _Network] = {
-    "convnet": _Network(networks.ConvNet, 2, {"width": 16, "hidden": 64}),
-    "linear": _Network(networks.Linear),
-    "mlp": _Network(networks.MLP, None, {"width": 128, "depth": 2}),
+    "convnet": _Network(networks.convnet, 2, {"width": 16, "hidden": 64}),
+    "linear": _Network(networks.linear),
+    "mlp": _Network(networks.mlp, None, {"width": 128, "depth": 2}),
     "mobilenetv1": _Network(networks.MobileNetV1, 8, {"width": 32}),
     "resnet18": _Network(partial(networks.ResNet, blocks=(2, 2, 2, 2), projections=True), 8, {"width": 64}),
     "resnet20": _Network(partial(_small_resnet, blocks=(3, 3, 3)), 4, {"width": 16}),
-    "resnet8": _Network(partial(_small_resnet, blocks=(1, 1, 1)), 4, {"width": 16, "stride": 1}),
-    "strided": _Network(networks.StridedNet, 4, {"width": 16}),
+    "resnet8": _Network(partial(_small_resnet, blocks=(1, 1, 1)), 4, {"width": 16}),
 }
 
 
@@ -92,7 +79,6 @@ def create(
     *,
     classes: int,
     input_shape: Sequence[int] = (3, 32, 32),
-    width: int | None = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     seed: int | None = None,
@@ -108,14 +94,13 @@ def create(
         How many classes.
     input_shape : sequence of int
         Of one input.
-    width : int, optional
-        Channels or units of the first layer; None: the usual number.
     mean, std : float or sequence of float, optional
         To normalize by, per channel or one number for all.
     seed : int, optional
         Decides the weights. None: they come from torch's global generator, so two calls give different members.
     **options
-        The network's own: `hidden` of convnet, `depth` of mlp, `stride` of resnet8, those of timm or the factory.
+        The network's own: `width` (channels or units of the first layer), `hidden` of convnet, `depth` of mlp, those
+        of timm or the factory. None: the usual value.
 
     Returns
     -------
@@ -131,36 +116,56 @@ def create(
     shape = _input_shape(input_shape)
     name = name if ":" in name else name.lower()
     whole("classes", classes, 2, 1 << 20)
-    if width is not None:
-        options["width"] = width
     if seed is not None:
         whole("seed", seed, 0, 2**63 - 1)
-    make, options = _maker(name, shape, classes, options)
-    with torch.device("meta"):
-        weights = sum(parameter.numel() for parameter in make().parameters()) if name in _NETWORKS else 0
-    if weights > _MOST_WEIGHTS:
-        raise InputError(
-            f"{name} of {options} would have {weights} weights; at most {_MOST_WEIGHTS} are made"
-        )
+    make, options = _maker(name, shape, classes, {k: v for k, v in options.items() if v is not None})
+    architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **options}
+    if mean is not None or std is not None:
+        pair = preprocessing_of((0.0 if mean is None else mean, 1.0 if std is None else std))
+        for key, values in zip(("mean", "std"), pair or (), strict=True):
+            if len(values) not in (1, shape[0]):
+                raise InputError(f"{key} has {len(values)} values; the input has {shape[0]} channels")
+            architecture[key] = values * (shape[0] // len(values))
     with _SEEDED, torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         body = make()
         if name in _NETWORKS:
             networks.initialize(body)
-    architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **options}
-    for key, values in (("mean", mean), ("std", std)):
-        if values is not None:
-            architecture[key] = _per_channel(key, values, shape[0])
-    return Classifier(body, architecture, architecture.get("mean"), architecture.get("std"))
+    return Classifier(body, architecture)
 
 
-def build(architecture: Mapping[str, Any], *, seed: int = 0) -> Classifier:
+def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
+    """Floating-point operations of one inference, two for each multiply-accumulate, counted by torch.
+
+    >>> flops(nn.Linear(4, 3), (4,))
+    24
+    """
+    # Takes a second, which only those pay who count.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = getattr(model, "input_shape", None) if input_shape is None else input_shape
+    if shape is None:
+        raise InputError("input_shape is None; give it as (channels, height, width)")
+    parameter = next(model.parameters(), torch.zeros(()))
+    x = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
+    training = [module for module in model.modules() if module.training]
+    model.eval()  # counting must not change batch statistics
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(x)
+    finally:
+        for module in training:
+            module.training = True
+    return int(counter.get_total_flops())
+
+
+def build(architecture: Mapping[str, Any]) -> Classifier:
     """Build the network that `architecture` describes (as read from JSON), to load weights into."""
     try:
-        plain = {**json.loads(json.dumps(dict(architecture))), "seed": seed}
+        plain = {**json.loads(json.dumps(dict(architecture))), "seed": 0}
         name = plain.pop("name")
-        factories.check_trusted(name)
+        outside.check_trusted(name)
         return create(name, input_shape=plain.pop("input_shape"), **plain)
     except RandensError:
         raise
@@ -174,7 +179,7 @@ def _maker(
 ) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
     """A function that makes the body, and its options with the usual values filled in."""
     if ":" in name:
-        return partial(factories.make, name, classes, shape, options), options
+        return partial(outside.make, name, classes, shape, options), options
     if name not in _NETWORKS:
         unknown("model", name, _NETWORKS)
     known = _NETWORKS[name]
@@ -188,7 +193,14 @@ def _maker(
             f"{known.smallest}×{known.smallest} pixels"
         )
     options = {**known.options, **options}
-    return partial(known.make, shape, classes, **options), options
+    make = partial(known.make, shape, classes, **options)
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in make().parameters())
+    if weights > _MOST_WEIGHTS:
+        raise InputError(
+            f"{name} of {options} would have {weights} weights; at most {_MOST_WEIGHTS} are made"
+        )
+    return make, options
 
 
 def _input_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
@@ -199,13 +211,3 @@ def _input_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
     if not 1 <= len(shape) <= 3 or min(shape) < 1 or math.prod(shape) > _MOST_INPUTS:
         raise InputError(f"input_shape is {input_shape!r}; give positive sizes such as (3, 32, 32) or (64,)")
     return shape
-
-
-def _per_channel(name: str, values: float | Sequence[float], channels: int) -> list[float]:
-    numbers = [float(values)] * channels if isinstance(values, int | float) else [float(v) for v in values]
-    valid = len(numbers) == channels and all(map(math.isfinite, numbers))
-    if not valid or (name == "std" and min(numbers) <= 0):
-        raise InputError(
-            f"{name} is {values!r}; give a finite number, or one for each of {channels} channels"
-        )
-    return numbers
