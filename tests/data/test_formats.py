@@ -17,8 +17,8 @@ from tests.data import official
 from randens.core.errors import FileError
 from randens.data import catalogue
 from randens.data.catalogue import CATALOGUE, FileFormat, Parts
+from randens.data.convert import read_npz
 from randens.data.fetch import read_tar
-from randens.data.files import read_npz
 
 COLOR, GRAY = official.color(), official.gray()
 
@@ -59,7 +59,7 @@ def test_every_form_decodes_to_the_same_arrays_and_damage_is_refused(
 ) -> None:
     assert same(form.decode(files), arrays)
     for name in form.members:
-        for wrong in (b"", b"<!DOCTYPE html>", files[name][:-3], files[name] + b"\0"):
+        for wrong in (b"\n", b"<!DOCTYPE html>", files[name][:-3], files[name] + b"\0"):
             try:
                 found = form.decode({**files, name: wrong})
             except FileError:

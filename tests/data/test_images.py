@@ -11,9 +11,11 @@ import torch
 from PIL import Image
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
+import randens.data.convert
+import randens.data.data
 from randens import data
 from randens.core.errors import FileError, InputError, RandensError
-from randens.data import files
+from randens.data.data import ImageFiles, read_image
 
 
 def picture(path: Path, value: int = 7, mode: str = "RGB", size: tuple[int, int] = (5, 4)) -> None:
@@ -33,12 +35,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_classes_images_and_labels(folder: Path) -> None:
-    found = data.image_folder(folder)
+    found = data.as_data(folder)
     assert (found.classes, found.y.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
     assert found.stored[:][:, :, 0, 0].tolist() == [[30, 31, 32], [20, 21, 22], [10, 11, 12], [0, 1, 2]]
     assert (found.shape, found.split, found.name) == ((3, 4, 5), "unknown", "pets")
     assert data.as_data(folder, split="test").split == "unknown"
-    assert data.image_folder(folder, split="test").split == "test"
 
 
 def test_rows_and_columns_are_not_swapped(tmp_path: Path) -> None:
@@ -46,22 +47,21 @@ def test_rows_and_columns_are_not_swapped(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         Image.fromarray(pixels).save(tmp_path / name / "p.png")
-    assert np.array_equal(data.image_folder(tmp_path).stored[0].numpy(), pixels.transpose(2, 0, 1))
+    assert np.array_equal(data.as_data(tmp_path).stored[0].numpy(), pixels.transpose(2, 0, 1))
 
 
 def test_a_large_folder_is_decoded_row_by_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = data.image_folder(folder)
-    monkeypatch.setattr(files, "_IN_MEMORY", 0)
-    lazy = data.image_folder(folder)
-    assert isinstance(lazy.stored, files.ImageFiles)
+    whole = data.as_data(folder)
+    monkeypatch.setattr(randens.data.convert, "_IN_MEMORY", 0)
+    lazy = data.as_data(folder)
+    assert isinstance(lazy.stored, ImageFiles)
     read: list[Path] = []
-    decode = files.read_image
 
     def noted(file: Path, *options: Any) -> torch.Tensor:
         read.append(file)
-        return decode(file, *options)
+        return read_image(file, *options)
 
-    monkeypatch.setattr(files, "read_image", noted)
+    monkeypatch.setattr(randens.data.data, "read_image", noted)
     assert torch.equal(lazy[np.array([3, 1])][0], whole[[3, 1]][0])
     assert torch.equal(lazy.subset([2, 0]).subset(slice(1, 2))[:][0], whole[[0]][0])
     assert [file.name for file in read] == ["b.png", "x.bmp", "y.PNG"]
@@ -82,7 +82,7 @@ def test_a_folders_split_is_called_what_it_is(tmp_path: Path) -> None:
     inner = data.as_data(tmp_path / "pets" / "val")
     assert (inner.name, inner.split) == ("pets", "validation")
     with pytest.raises(InputError, match="holds the train split"):
-        data.image_folder(tmp_path / "pets" / "train", split="test")
+        data.as_data(tmp_path / "pets" / "train", split="test")
 
 
 @pytest.mark.parametrize("first", ["L", "RGB"])
@@ -92,7 +92,7 @@ def test_images_have_the_kind_of_the_first(tmp_path: Path, first: str, mode: str
     picture(tmp_path / "b" / "2.png", mode=mode, size=(10, 8))
     if first == "L" and mode != "L":
         with pytest.raises(FileError, match=r"2\.png: it is in color"):
-            data.image_folder(tmp_path, size=(6, 7))
+            data.as_data(tmp_path, size=(6, 7))
         return
     found = data.as_data(tmp_path, size=(6, 7))
     assert found.x.shape == (2, 1 if first == "L" else 3, 6, 7)
@@ -118,13 +118,13 @@ def _write(path: Path, kind: str) -> None:
 def test_bad_images_are_refused_by_name(folder: Path, kind: str) -> None:
     _write(folder / "dog" / "bad.png", kind)
     with pytest.raises(FileError, match=r"bad\.png"):
-        data.image_folder(folder)
+        data.as_data(folder)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "nowhere"}, "cannot read"),
+        ({"path": "nowhere"}, "unknown data set"),
         ({"path": "empty"}, "0 folders"),
         ({"path": "one"}, "1 folders"),
         ({"path": "none"}, "holds no images"),
@@ -140,4 +140,4 @@ def test_bad_folders_and_options(tmp_path: Path, folder: Path, options: dict[str
     picture(tmp_path / "one" / "cat" / "1.png")
     picture(tmp_path / "splits" / "train" / "cat" / "1.png")
     with pytest.raises(RandensError, match=message):
-        data.image_folder(tmp_path / options.pop("path"), **options)
+        data.as_data(tmp_path / options.pop("path"), **options)

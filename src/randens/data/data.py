@@ -3,23 +3,80 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from randens.core.errors import InputError, whole
-from randens.data.files import ImageFiles
+from randens.core.errors import FileError, InputError, whole
+from randens.core.files import file_errors, read_file
 
 SPLITS = ("train", "validation", "test")
 Rows = slice | Sequence[int] | npt.NDArray[Any] | Tensor
+# By content, not by name: other formats of Pillow start programs, or are rare enough to be badly tested.
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+_LARGEST_IMAGE = 1 << 26
+_MOST_PIXELS = 1 << 25
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Image files as uint8 [n, channels, height, width]: indexing decodes the files that it names."""
+
+    files: tuple[Path, ...]
+    size: tuple[int, int]
+    channels: int
+    scale: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all images together."""
+        return (len(self.files), self.channels, *self.size)
+
+    def __getitem__(self, rows: int | slice | Tensor) -> Tensor:
+        if not isinstance(rows, int):
+            chosen = self.subset(rows)
+            found = torch.empty(chosen.shape, dtype=torch.uint8)
+            for index in range(len(found)):
+                found[index] = chosen[index]
+            return found
+        pixels = read_image(self.files[rows], self.channels, self.size if self.scale else None)
+        if pixels.shape[1:] != self.size:
+            own, first = ("×".join(map(str, size)) for size in (pixels.shape[1:], self.size))
+            raise FileError(
+                f"{self.files[rows]} is {own} pixels, but the first image is {first}; pass size=(height, width)"
+            )
+        return pixels
+
+    def subset(self, rows: slice | Tensor) -> ImageFiles:
+        """The files of some rows, unread."""
+        indices = range(len(self.files))[rows] if isinstance(rows, slice) else rows.tolist()
+        return replace(self, files=tuple(self.files[index] for index in indices))
+
+
+def read_image(file: Path, channels: int | None = None, size: tuple[int, int] | None = None) -> Tensor:
+    """One image as uint8 [channels, h, w]; without `channels` gray (1) or color (3), as it is."""
+    content = read_file(file, _LARGEST_IMAGE)
+    with file_errors("read", file), Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        if image.width * image.height > _MOST_PIXELS:
+            raise ValueError(f"it has {image.width}×{image.height} pixels; at most {_MOST_PIXELS} are read")
+        gray = image.mode in ("1", "L", "LA")
+        if channels == 1 and not gray:
+            raise ValueError("it is in color, but the first image is gray; convert one of them")
+        pixels = image.convert("L" if gray and channels != 3 else "RGB")
+        if size is not None:
+            pixels = pixels.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.atleast_3d(np.array(pixels)).transpose(2, 0, 1).copy())
 
 
 @dataclass(frozen=True, eq=False, repr=False)

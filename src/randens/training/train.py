@@ -233,10 +233,10 @@ def _data(recipe: Recipe, data: tuple[Any, Any] | None) -> Pair:
     folder = Path(part.name)
     if not folder.is_dir():
         unknown("data set", part.name, datasets.names())
-    images = datasets.image_folder(folder, split="train", size=part.size)
+    images = datasets.as_data(folder, split="train", size=part.size)
     if not any((folder / name).is_dir() for name in ("validation", "val")):
         return images.hold_out(0.1)
-    return images, datasets.image_folder(folder, split="validation", size=part.size)
+    return images, datasets.as_data(folder, split="validation", size=part.size)
 
 
 def _check(recipe: Recipe, data: Pair, processes: int) -> None:
