@@ -169,7 +169,7 @@ def test_every_registered_attack_takes_a_random_model() -> None:
         kind = type(attacks.create(name, THREAT))
         short = {field: 3 for field in ("steps", "queries") if field in kind.__dataclass_fields__}
         found = attacks.create(name, THREAT, **short)(random, x, y)
-        assert torch.equal(random.errors(found.x_adv, y), found.errors), name
+        assert torch.equal(random.ensemble().errors(found.x_adv, y), found.errors), name
 
 
 def test_an_ensemble_of_random_members_is_expanded_with_its_probabilities() -> None:

@@ -22,6 +22,7 @@ from randens import models, saved
 from randens.core.devices import full_float32, send
 from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.core.files import AnyPath
+from randens.risk.sets import as_probs
 from randens.threat import FiniteThreat, Threat
 
 __all__ = ["DeterministicEnsemble", "RandomizedEnsemble", "evaluating", "frozen", "load"]
@@ -60,19 +61,7 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     """α as a float64 tensor [M]; ``None`` is uniform."""
     if probs is None:
         return torch.full((members,), 1.0 / members, dtype=torch.float64)
-    try:
-        values = np.asarray(probs.detach().cpu() if isinstance(probs, Tensor) else probs, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"probs is {probs!r}; it must be a list of {members} numbers") from None
-    if values.shape != (members,):
-        raise InputError(f"probs has shape {values.shape}; give {members} numbers, one for each member")
-    if not np.isfinite(values).all() or (values < 0).any():
-        raise InputError(f"probs is {values.tolist()}; every probability must be a finite number ≥ 0")
-    if abs(values.sum() - 1.0) > 1e-6:
-        raise InputError(f"probs is {values.tolist()} with sum {values.sum():.9g}; the sum must be 1")
-    # Sums that differ from 1 by rounding alone are not rescaled, so that saved probabilities do not change.
-    exact = abs(values.sum() - 1.0) <= 1e-12
-    return torch.from_numpy(values.copy() if exact else values / values.sum())
+    return torch.from_numpy(as_probs(probs.tolist() if isinstance(probs, Tensor) else probs, members))
 
 
 class _Ensemble(nn.Module):
@@ -80,15 +69,13 @@ class _Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
         super().__init__()
-        if isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList):
+        one = isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList)
+        kinds = [type(member).__name__ for member in members if not isinstance(member, nn.Module)]
+        if one or kinds or not members:
+            said = f"one {type(members).__name__}" if one else f"a list of {kinds[0]}" if kinds else "empty"
             raise InputError(
-                f"members is one {type(members).__name__}; give a list of classifiers, [f1, f2, …]"
+                f"members is {said}; give a list of classifiers, [f1, f2, …], as torch.nn.Module"
             )
-        for member in members:
-            if not isinstance(member, nn.Module):
-                raise InputError(f"members holds {type(member).__name__}; each must be a torch.nn.Module")
-        if not members:
-            raise InputError("members is empty; give at least one classifier")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(
                 f"classes is {classes!r}; give the classes' names, e.g. ['cat', 'dog'], or nothing"
@@ -290,8 +277,9 @@ class RandomizedEnsemble(_Ensemble):
                 "some members answer at random; use randens.evaluate, or random_model.expanded(rec)"
             )
         verdicts, classes = self._judge(x)
-        if len(y) and int(y.max()) >= classes:
-            raise InputError(f"y holds the label {int(y.max())}; the members have {classes} classes")
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+            held = f"labels from {int(y.min())} to {int(y.max())}"
+            raise InputError(f"y holds {held}; the members have {classes} classes, from 0 on")
         return verdicts != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
@@ -311,30 +299,28 @@ class RandomizedEnsemble(_Ensemble):
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the folder that `save` writes, with a model card, to the Hugging Face Hub; its address is returned."""
-        from randens.interop.hub import push_to_hub
+        from randens.interop.hub import push
 
-        return push_to_hub(self, repo_id, **options)
+        return push(self, repo_id, **options)
 
     @staticmethod
-    def from_pretrained(source: AnyPath, **options: Any) -> RandomizedEnsemble:
-        """An ensemble from a repository of the Hugging Face Hub, or from a local folder."""
-        from randens.interop.hub import from_pretrained
+    def from_pretrained(
+        source: AnyPath, *, members: Sequence[nn.Module] | None = None, **options: Any
+    ) -> RandomizedEnsemble:
+        """An ensemble from a repository of the Hugging Face Hub, or from a local folder; `members` as for `load`."""
+        from randens.interop.hub import downloaded
 
-        return from_pretrained(source, **options)
+        return load(downloaded(source, **options), members=members)
 
     def save(self, path: AnyPath, *, overwrite: bool = False) -> Path:
         """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
         networks, parts = networks_of(self.members)
-        weights = [m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members]
-        about: dict[str, Any] = {
-            "probs": self.probs.tolist(),
-            "classes": list(self.classes) if self.classes is not None else None,
-            "threat": self.threat.to_dict() if self.threat is not None else None,
-        }
-        if any(weights) or len(networks) < len(self):
-            pairs = zip(parts, weights, strict=True)
-            about["averages"] = [{"of": part, "weights": shares} for part, shares in pairs]
-        saved.write(path, networks, about, overwrite)
+        averages = []
+        for member, part in zip(self.members, parts, strict=True):
+            weights = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else None
+            averages.append({"of": part, "weights": weights})
+        about = {"classes": self.classes, "threat": None if self.threat is None else self.threat.to_dict()}
+        saved.write(path, networks, overwrite, probs=self.probs.tolist(), averages=averages, **about)
         return Path(path)
 
 
@@ -385,8 +371,8 @@ class _ThresholdVote(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, 2]: the threshold, and the probability of the members that say class 1."""
-        verdicts = self.rec.verdicts(x)
-        share = (verdicts == 1).double() @ self.rec.probs.to(verdicts.device)
+        says_one = self.rec.verdicts(x) == 1
+        share = says_one.double() @ self.rec.probs.to(says_one.device)
         # Sums of probabilities are equal up to rounding; equal to the threshold is not above it.
         return torch.stack([torch.full_like(share, self.threshold + 1e-9), share], dim=1)
 
@@ -423,23 +409,17 @@ def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> Random
     1
     """
     manifest, networks = saved.read(path, members)
+    averages = manifest.averages or [saved.Average(of=[i], weights=None) for i in range(len(networks))]
+    modules: list[nn.Module] = []
     try:
-        averages = manifest.averages or [saved.Average(of=[i], weights=None) for i in range(len(networks))]
-        modules = [_averaging(average.of, average.weights, networks) for average in averages]
-        known = manifest.threat
-        threat = None if known is None else Threat.from_dict(known.model_dump(exclude_unset=True))
+        for average in averages:
+            chosen = [networks[i] for i in average.of]
+            alone = average.weights is None
+            modules.append(chosen[0] if alone else DeterministicEnsemble(chosen, average.weights))
+        threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.to_json())
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
-    except InputError as error:
+    except (InputError, IndexError) as error:
         raise FileError(f"{Path(path) / 'ensemble.json'}: {error}") from error
-
-
-def _averaging(
-    of: Sequence[int], weights: Sequence[float] | None, networks: Sequence[nn.Module]
-) -> nn.Module:
-    if max(of) >= len(networks):
-        raise InputError(f"averages names network {max(of)}; there are {len(networks)}")
-    chosen = [networks[i] for i in of]
-    return chosen[0] if weights is None else DeterministicEnsemble(chosen, weights)
 
 
 def to_layout(x: Tensor) -> Tensor:
@@ -454,21 +434,14 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
     try:
         inputs, labels = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (x, y))
     except (TypeError, ValueError):
-        raise InputError(
-            f"x is a {type(x).__name__}, y a {type(y).__name__}; give tensors or arrays"
-        ) from None
-    if not isinstance(x, Tensor) and inputs.dtype == torch.float64:
-        inputs = inputs.float()
+        kinds = f"x is a {type(x).__name__}, y a {type(y).__name__}"
+        raise InputError(f"{kinds}; give tensors or arrays") from None
     if inputs.dim() < 2 or not inputs.is_floating_point():
-        raise InputError(
-            f"x is {inputs.dtype} {list(inputs.shape)}; give floats [n, ...], e.g. x.float() / 255"
-        )
-    if labels.shape != (len(inputs),):
-        raise InputError(
-            f"y has shape {tuple(labels.shape)}; it must be [{len(inputs)}], one label per input"
-        )
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise InputError(f"y has dtype {labels.dtype}; labels must be integers")
-    if len(labels) and int(labels.min()) < 0:
-        raise InputError(f"y holds the label {int(labels.min())}; labels start at 0")
-    return inputs, labels
+        given = f"{inputs.dtype} {list(inputs.shape)}"
+        raise InputError(f"x is {given}; give floats [n, ...], e.g. x.float() / 255")
+    whole_numbers = not labels.is_floating_point() and labels.dtype != torch.bool
+    if labels.shape != (len(inputs),) or not whole_numbers:
+        given = f"{labels.dtype} {tuple(labels.shape)}"
+        raise InputError(f"y is {given}; give integers [{len(inputs)}], one label per input")
+    double = not isinstance(x, Tensor) and inputs.dtype == torch.float64
+    return inputs.float() if double else inputs, labels

@@ -113,14 +113,6 @@ class RandomizedModel(nn.Module):
         """The draws with seeds first, …, first + K − 1 as equally likely members; K is `draws` or the model's own."""
         return expanded(self, draws, first)
 
-    def errors(self, x: Tensor, y: Tensor) -> Tensor:
-        """Bool [n, K]: which of the model's K frozen draws are wrong."""
-        return self.ensemble().errors(x, y)
-
-    def risk(self, x: Tensor, y: Tensor) -> Tensor:
-        """Share of the K frozen draws that are wrong, float64 [n]: an estimate, not the expectation."""
-        return self.ensemble().risk(x, y)
-
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C], each row under a fresh draw of its own."""
         self._next = (self._next + max(1, len(x))) % _SEEDS

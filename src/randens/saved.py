@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +36,7 @@ class Average(Document):
 
 
 class Manifest(Document):
-    """ensemble.json; `averages` says what the members are, where some average the networks or share them."""
+    """ensemble.json; `averages` says what the members are, the networks themselves if it is not there."""
 
     probs: Probabilities
     classes: list[str] | None
@@ -45,7 +45,7 @@ class Manifest(Document):
     averages: list[Average] | None = None
 
 
-def write(path: AnyPath, networks: Sequence[nn.Module], about: Mapping[str, Any], overwrite: bool) -> None:
+def write(path: AnyPath, networks: Sequence[nn.Module], overwrite: bool, **about: Any) -> None:
     """Write the folder of an ensemble, completely or not at all."""
     entries = []
     with atomic_folder(path, overwrite=overwrite) as folder:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import math
 import numbers
+import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +24,7 @@ __all__ = ["FiniteThreat", "Threat", "grid", "norm_name", "number"]
 _MOST_RADII = 1000
 _FAR = 3e38  # values beyond it are infinite
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf)}
-_SPELLINGS = {
-    "inf": "linf",
-    "infinity": "linf",
-    "max": "linf",
-    "2": "l2",
-    "euclidean": "l2",
-    "1": "l1",
-}
+_SPELLINGS = {"inf": "linf", "infinity": "linf", "max": "linf", "2": "l2", "euclidean": "l2", "1": "l1"}
 
 
 def norm_name(norm: object) -> str:
@@ -75,7 +69,9 @@ def grid(name: str, value: object) -> tuple[float, ...]:
         try:
             found = [number(name, part) for part in parts]
         except InputError as error:
-            raise InputError(f"{error}, or several: first:last:count, or between commas") from None
+            dashed = re.fullmatch(r"([\d./]+)-([\d./]+)", str(value))
+            example = f"{dashed[1]}:{dashed[2]}:5" if dashed else "0:16/255:9"
+            raise InputError(f"{error}; a range is first:last:count, e.g. {example}") from None
     if not found or min(found) < 0 or not all(map(math.isfinite, found)):
         raise InputError(f"{name} is {value!r}; radii must be finite numbers ≥ 0, e.g. 0:16/255:9")
     return tuple(sorted(set(found)))

@@ -84,11 +84,10 @@ def test_results_are_legal_reproducible_and_what_re_evaluates(name: str, kind: s
 @pytest.mark.parametrize("name", MODULES)
 def test_the_mixture_and_the_members_both_add_witnesses(name: str) -> None:
     given = planted("linf", n=40, members=3, d=12, conflict=0.3, seed=1)
-    mixed, both = (
-        made(name, given.threat, target=target)(given.rec, given.x, given.y) for target in ("mixture", "both")
-    )
-    assert float(mixed.risk.mean()) > 0
-    assert bool((both.risk >= mixed.risk).all())
+    both = made(name, given.threat)(given.rec, given.x, given.y)
+    # One attack alone, on the mixture as if it were a single member, is not stronger.
+    mixed = made(name, given.threat)(RandomizedEnsemble([interop.Mixture(given.rec)]), given.x, given.y)
+    assert 0 < float(given.rec.risk(mixed.x_adv, given.y).mean()) <= float(both.risk.mean())
     assert bool((both.risk.numpy() <= truth(given) + 1e-12).all())
     ours = attacks.create("pgd", given.threat)(given.rec, given.x, given.y).pool
     merged, probs = ours.merge(both.pool), given.rec.probs.numpy()
@@ -270,11 +269,9 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
     wrong: dict[str, Callable[[], object]] = {
         "give an instance": lambda: interop.from_foolbox(pgd, threat),
         "measures l2": lambda: interop.from_foolbox(foolbox.attacks.L2PGD(), threat),
-        "unknown target": lambda: interop.from_foolbox(pgd(), threat, target="all"),
         "restarts is 0": lambda: interop.from_foolbox(pgd(), threat, restarts=0),
         "give a class": lambda: interop.from_torchattacks(torchattacks.PGD(nn.Linear(2, 2)), threat),
         "threat is 0.1": lambda: interop.from_art(torchattacks.PGD, 0.1),  # type: ignore[arg-type]
-        "unknown version": lambda: interop.from_autoattack(threat, version="rand"),
         "unknown part": lambda: interop.from_autoattack(threat, attacks=["apgd"]),
         "steps is 0": lambda: interop.from_autoattack(threat, steps=0),
         r"failed on \d inputs of shape \(20,\): TypeError": lambda: interop.from_art(

@@ -258,6 +258,7 @@ def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
 )
 def test_description_that_describes_nothing(architecture: dict[str, Any]) -> None:
     with pytest.raises(
-        RandensError, match=r"does not describe a model|unknown model|whose code would be run|preprocessing is"
+        RandensError,
+        match=r"does not describe a model|unknown model|whose code would be run|preprocessing is",
     ):
         models.build(architecture)

@@ -189,7 +189,10 @@ def as_attacks(
     default = "finite" if isinstance(threat, FiniteThreat) else "standard"
     given: list[Any] = [default] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]
     if not given or not all(isinstance(item, (Attack, str)) for item in given):
-        raise InputError(f"attack is {attack!r}; give attacks of randens.attacks.create, or names")
+        raise InputError(
+            f"attack is {attack!r}; give names, attacks of randens.attacks.create, or of a function f(model, x, y) "
+            "randens.interop.from_function(f, threat)"
+        )
     own = {item.threat for item in given if isinstance(item, Attack)}
     if len(own) > 1:
         raise InputError(f"the attacks have different threats {sorted(map(str, own))}; they must share one")
@@ -308,8 +311,9 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
             raise
         except Exception as error:
             reason = " ".join(str(error).split())[:160] or type(error).__name__
+            resized = "; preprocessing normalizes and does not resize" if isinstance(member, Adapted) else ""
             raise InputError(
-                f"data has inputs of shape {shape}, which member {index} does not take: {reason}"
+                f"data has inputs of shape {shape}, which member {index} does not take: {reason}{resized}"
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
         members.append(member if logits is answer else Adapted(member))

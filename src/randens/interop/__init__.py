@@ -2,6 +2,7 @@
 
 from randens.interop.attack_libraries import (
     Foreign,
+    Mixture,
     from_adv_lib,
     from_art,
     from_autoattack,
@@ -9,7 +10,6 @@ from randens.interop.attack_libraries import (
     from_function,
     from_torchattacks,
 )
-from randens.interop.single_model import Mixture
 from randens.interop.sklearn_members import QueriedMember, sklearn_ensemble, sklearn_member
 
 __all__ = [

@@ -27,16 +27,31 @@ from randens.attacks.base import Attack
 from randens.attacks.search import Search
 from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
 from randens.ensemble import RandomizedEnsemble
-from randens.interop.single_model import Mixture
 from randens.models import in_precision, logits_of
 from randens.threat import Threat
 
-_TARGETS = ("both", "members", "mixture")
 _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 _COMMON = ("restarts", "seed", "batch_size")  # options of every attack of randens
 # AutoAttack's parts, and the fewest classes that their losses are defined for.
 _PARTS = {"apgd-ce": 2, "apgd-dlr": 3, "apgd-t": 4, "fab": 2, "fab-t": 2, "square": 2}
-_VERSIONS = {"standard": ("apgd-ce", "apgd-t", "fab-t", "square"), "plus": tuple(_PARTS)}
+
+
+class Mixture(nn.Module):
+    """log Σ_i α_i softmax_i(x), [n, C]: the log-probabilities of a randomized ensemble's answers, as one module.
+
+    Its argmax is *not* the randomized ensemble but a deterministic one that averages probabilities. Use it to attack,
+    and ``rec.risk(x_adv, y)`` to measure; `from_autoattack` and similar functions do so.
+    """
+
+    def __init__(self, rec: RandomizedEnsemble) -> None:
+        super().__init__()
+        if not isinstance(rec, RandomizedEnsemble):
+            raise InputError(f"rec is a {type(rec).__name__}; give a RandomizedEnsemble")
+        self.rec = rec
+        self.passes = len(rec.networks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rec.mixture(x)
 
 
 class View(nn.Module):
@@ -96,7 +111,7 @@ Proposal = Callable[[View, Tensor, Tensor, Threat, int], Tensor]
 
 @dataclass(frozen=True)
 class Foreign(Attack):
-    """Another package's attack on the mixture, on each member that can be sampled, or on both in turn.
+    """Another package's attack on the mixture, then on each member that can be sampled.
 
     A member is attacked on the inputs at which it has not been fooled yet. The global random number generators are
     seeded for each call and restored after it. Stored witnesses know the attack by its `description`, tables by its
@@ -105,13 +120,10 @@ class Foreign(Attack):
 
     propose: Proposal = field(repr=False, compare=False)
     description: str
-    target: str = "both"
-    label: str = ""
+    label: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target not in _TARGETS:
-            unknown("target", self.target, _TARGETS)
         if self.threat.norm not in _NORMS:
             raise InputError(
                 f"threat is {self.threat.norm}; other packages' attacks take {', '.join(_NORMS)}"
@@ -127,12 +139,11 @@ class Foreign(Attack):
         # One gradient of every member at the inputs flags those without usable gradients.
         s.linearize(s.open, s.x[s.open], (s.probs > 0).expand(len(s.open), -1))
         for seed in range(s.seed, s.seed + 31 * self.restarts, 31):
-            if self.target != "members" and len(drawn) > 1:
+            if len(drawn) > 1:
                 mixture = Mixture(RandomizedEnsemble(members, s.probs[drawn]))
                 self._propose(s, mixture, s.open, seed)
-            if self.target != "mixture" or len(drawn) == 1:
-                for number, member in zip(drawn, members, strict=True):
-                    self._propose(s, member, s.open[~s.foolable[s.open, number]], seed)
+            for number, member in zip(drawn, members, strict=True):
+                self._propose(s, member, s.open[~s.foolable[s.open, number]], seed)
 
     def _propose(self, s: Search, model: nn.Module, rows: Tensor, seed: int) -> None:
         """Let the package attack `model` at these rows, and judge its points."""
@@ -167,10 +178,10 @@ def _seeded(seed: int) -> Iterator[None]:
             random.setstate(plain)
 
 
-def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common: int) -> Foreign:
+def from_foolbox(attack: Any, threat: Threat, **common: int) -> Foreign:
     """A Foolbox attack for the threat's norm: ``from_foolbox(foolbox.attacks.LinfPGD(steps=20), threat)``.
 
-    `target` as for `Foreign`; common to all attacks are restarts, seed and batch_size.
+    Common to all attacks are restarts, seed and batch_size.
     """
     foolbox = _package("foolbox")
     if not isinstance(attack, foolbox.attacks.base.Attack):
@@ -185,10 +196,10 @@ def from_foolbox(attack: Any, threat: Threat, *, target: str = "both", **common:
         return copy.deepcopy(attack)(model, x, y, epsilons=threat.eps)[1]
 
     said = f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}"
-    return Foreign(threat, propose, said, target, f"foolbox-{name}", **common)
+    return Foreign(threat, propose, said, f"foolbox-{name}", **common)
 
 
-def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
+def from_torchattacks(attack: Any, threat: Threat, **options: Any) -> Foreign:
     """A class of torchattacks and its options, e.g. ``from_torchattacks(torchattacks.PGD, threat, steps=20)``.
 
     eps, norm, number of classes and seed come from the threat and the ensemble; the step `alpha` is eps / 4 unless
@@ -199,10 +210,10 @@ def from_torchattacks(attack: Any, threat: Threat, *, target: str = "both", **op
     def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
         return attack(view, **arguments)(x, y)
 
-    return _made("torchattacks", attack, threat, target, options, call)
+    return _made("torchattacks", attack, threat, options, call)
 
 
-def from_art(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
+def from_art(attack: Any, threat: Threat, **options: Any) -> Foreign:
     """An evasion attack of the Adversarial Robustness Toolbox and its options, untargeted, e.g.
     ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``; `eps_step` is eps / 4 unless given.
     """
@@ -216,10 +227,10 @@ def from_art(attack: Any, threat: Threat, *, target: str = "both", **options: An
         labels = nn.functional.one_hot(y, view.classes).float().cpu().numpy()
         return torch.from_numpy(attack(classifier, **arguments).generate(x=x.cpu().numpy(), y=labels))
 
-    return _made("art", attack, threat, target, options, call)
+    return _made("art", attack, threat, options, call)
 
 
-def from_adv_lib(attack: Any, threat: Threat, *, target: str = "both", **options: Any) -> Foreign:
+def from_adv_lib(attack: Any, threat: Threat, **options: Any) -> Foreign:
     """A function of adv_lib and its options, e.g. ``from_adv_lib(adv_lib.attacks.fmn, threat, steps=100)``.
 
     Attacks of a radius (apgd, pgd_linf) get the threat's; those of least distance (fmn, ddn, alma) get its norm where
@@ -229,78 +240,62 @@ def from_adv_lib(attack: Any, threat: Threat, *, target: str = "both", **options
     def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
         return attack(view, x, y, **arguments)
 
-    return _made("adv_lib", attack, threat, target, options, call)
+    return _made("adv_lib", attack, threat, options, call)
 
 
 def from_function(
-    function: Callable[[nn.Module, Tensor, Tensor], Tensor],
-    threat: Threat,
-    *,
-    target: str = "both",
-    **common: int,
+    function: Callable[[nn.Module, Tensor, Tensor], Tensor], threat: Threat, **common: int
 ) -> Foreign:
     """A function f(model, x, y) → x_adv, which may call any package: ``from_function(f, Threat("linf", 8 / 255))``."""
     if not callable(function):
-        raise InputError(
-            f"function is {function!r}; give a function f(model, x, y) that returns perturbed inputs"
-        )
+        raise InputError(f"function is {function!r}; give f(model, x, y) that returns perturbed inputs")
     name = getattr(function, "__qualname__", type(function).__name__)
-    code = getattr(
-        function, "__code__", None
-    )  # what is stored about a function is not what another one would find
+    # What is stored about a function is not what another one would find.
+    code = getattr(function, "__code__", None)
     said = f"{name}({zlib.crc32(repr((code.co_code, code.co_consts)).encode()) if code else ''})"
-    return Foreign(threat, lambda view, x, y, *_: function(view, x, y), said, target, name, **common)
+    return Foreign(threat, lambda view, x, y, *_: function(view, x, y), said, name, **common)
 
 
 def from_autoattack(
     threat: Threat,
-    *,
-    version: str = "standard",
     attacks: Sequence[str] | None = None,
+    *,
     steps: int = 100,
     queries: int = 5000,
-    target: str = "both",
     **common: int,
 ) -> Foreign:
-    """AutoAttack (the package pyautoattack): `version` "standard" or "plus", or the parts named in `attacks`.
+    """AutoAttack (the package pyautoattack): the parts named in `attacks`, or its standard version.
 
-    A version leaves out parts whose loss needs more classes than there are; in "standard" apgd-dlr replaces apgd-t
-    then. The version for randomized models is not offered: it samples an expectation that the mixture computes exactly.
+    The standard version is apgd-ce, apgd-t (with fewer than four classes, for which its loss is not defined, apgd-dlr
+    where it is), fab-t and square. The version for randomized models is not offered: it samples an expectation that
+    the mixture computes exactly.
     """
     package = _package("pyautoattack")
-    if version not in _VERSIONS:
-        unknown("version", version, _VERSIONS)
     named = [attacks] if isinstance(attacks, str) else list(attacks or ())
     for part in named:
         if part not in _PARTS:
             unknown("part of AutoAttack", part, _PARTS)
     whole("steps", steps)
-    said = f"autoattack(attacks={named or version!r}, steps={steps}, queries={whole('queries', queries)})"
+    said = f"autoattack(attacks={named or 'standard'!r}, steps={steps}, queries={whole('queries', queries)})"
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
-        parts = named or list(_VERSIONS[version])
-        if not named and view.classes < _PARTS["apgd-t"]:
-            parts = [part for part in ("apgd-dlr", *parts) if _PARTS[part] <= view.classes]
+        targeted: list[str] = {2: [], 3: ["apgd-dlr"]}.get(view.classes, ["apgd-t"])
+        parts = list(dict.fromkeys(named)) or ["apgd-ce", *targeted, "fab-t", "square"]
         short = [f"{part} takes {_PARTS[part]}" for part in parts if _PARTS[part] > view.classes]
         if short:
             raise InputError(f"AutoAttack's {short[0]} classes or more; there are {view.classes}")
-        made = package.AutoAttack(
-            view,
-            norm=_NORMS[threat.norm],
-            eps=threat.eps,
-            seed=seed,
-            device=x.device,
-            version="custom" if named else version,
-            attacks=named or None,
-        )
-        made.attacks_to_run = list(dict.fromkeys(parts))
+        # The standard version has fewer restarts than parts of one's own choice.
+        chosen = {"version": "custom", "attacks": named} if named else {"version": "standard"}
+        norm = _NORMS[threat.norm]
+        made = package.AutoAttack(view, norm=norm, eps=threat.eps, seed=seed, device=x.device, **chosen)
+        made.attacks_to_run = parts
         made.apgd.n_iter = made.apgd_targeted.n_iter = made.fab.n_iter = steps
         made.square.n_queries = queries
-        for targeted in (made.apgd_targeted, made.fab):
-            targeted.n_target_classes = min(targeted.n_target_classes, view.classes - 1)
+        for attack in (made.apgd_targeted, made.fab):
+            attack.n_target_classes = min(attack.n_target_classes, view.classes - 1)
         return made.run_standard_evaluation(x, y, batch_size=len(x))[0]
 
-    return Foreign(threat, propose, said, target, "autoattack", **common)
+    return Foreign(threat, propose, said, "autoattack", **common)
 
 
 def _package(module: str) -> Any:
@@ -316,7 +311,6 @@ def _made(
     package: str,
     attack: Any,
     threat: Threat,
-    target: str,
     options: dict[str, Any],
     call: Callable[[View, Tensor, Tensor, dict[str, Any]], Tensor],
 ) -> Foreign:
@@ -335,4 +329,4 @@ def _made(
 
     label = f"{package}-{attack.__name__}"
     said = ", ".join(f"{option}={value!r}" for option, value in sorted(options.items()))
-    return Foreign(threat, propose, f"{label}({said})", target, label, **common)
+    return Foreign(threat, propose, f"{label}({said})", label, **common)

@@ -9,7 +9,7 @@ from typing import Any
 
 from randens.core.errors import ModelError
 from randens.core.files import file_errors, write_atomic
-from randens.ensemble import RandomizedEnsemble, load
+from randens.ensemble import RandomizedEnsemble
 
 _FILES = ["ensemble.json", "member-*.safetensors"]
 _CARD = """---
@@ -29,18 +29,20 @@ rec = randens.RandomizedEnsemble.from_pretrained("{name}")
 """
 
 
-def push_to_hub(
+def push(
     rec: RandomizedEnsemble, repo_id: str, *, private: bool | None = None, token: str | None = None
 ) -> str:
     """Upload an ensemble to the repository "user/name", which is made if it does not exist; return its address."""
     api = _hub().HfApi(token=token)
+    card = _CARD.format(
+        name=repo_id,
+        networks=len(rec.networks),
+        members=len(rec),
+        probs=[round(value, 4) for value in rec.probs.tolist()],
+        threat="nothing in particular" if rec.threat is None else rec.threat,
+    )
     with tempfile.TemporaryDirectory(prefix="randens-") as place:
         folder = rec.save(Path(place) / "ensemble")
-        probs = [round(value, 4) for value in rec.probs.tolist()]
-        threat = "nothing in particular" if rec.threat is None else rec.threat
-        card = _CARD.format(
-            name=repo_id, networks=len(rec.networks), members=len(rec), probs=probs, threat=threat
-        )
         write_atomic(folder / "README.md", card.encode())
         with file_errors("upload", repo_id):
             address = str(api.create_repo(repo_id, private=private, exist_ok=True))
@@ -48,15 +50,16 @@ def push_to_hub(
     return address
 
 
-def from_pretrained(
-    source: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None, **options: Any
-) -> RandomizedEnsemble:
-    """The ensemble of a repository "user/name" or of a local folder; `options` are those of `randens.load`."""
+def downloaded(
+    source: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
+) -> Path:
+    """The folder of the repository "user/name", downloaded; a local folder is itself."""
     if Path(source).is_dir():
-        return load(source, **options)
+        return Path(source)
     with file_errors("download", source):
-        folder = _hub().snapshot_download(str(source), revision=revision, token=token, allow_patterns=_FILES)
-    return load(folder, **options)
+        return Path(
+            _hub().snapshot_download(str(source), revision=revision, token=token, allow_patterns=_FILES)
+        )
 
 
 def _hub() -> Any:
