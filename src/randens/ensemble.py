@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from randens import models, saved
-from randens.core.devices import full_float32, send
+from randens.core.devices import full_float32
 from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.core.files import AnyPath
 from randens.risk.sets import as_probs
@@ -133,7 +133,7 @@ class _Ensemble(nn.Module):
         parts, classes = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)], 0
         with evaluating(self), full_float32(), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
-                z = self.logits(send(chunk, self.device))
+                z = self.logits(chunk.to(self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")

@@ -59,6 +59,19 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_only_regular_files_are_written_over(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "there"
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to(os.devnull)}[
+        kind
+    ]()
+    before = path.lstat()
+    with pytest.raises(FileError, match=r"cannot write .*there: it is no regular file"):
+        write_atomic(path, b"content")
+    assert path.lstat().st_ino == before.st_ino
+    assert os.listdir(tmp_path) == ["there"]
+
+
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, {"a": float("inf")}, "\ud800"])
 def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path, value: object) -> None:
     good = {"b": [1, 2.5, None, True], "a": {"η": "ö"}}

@@ -15,7 +15,7 @@ from torch import Tensor
 from randens.attacks.members import fast_members
 from randens.attacks.result import AttackResult
 from randens.attacks.search import Search
-from randens.core.devices import full_float32, send
+from randens.core.devices import full_float32
 from randens.core.errors import InputError
 from randens.core.progress import Progress
 from randens.ensemble import RandomizedEnsemble, frozen
@@ -67,7 +67,7 @@ def run_batches(
             mine = group[rank]
             x, y = _batch(data, mine)
             with attacking(rec):
-                members = members or fast_members(list(rec.members), send(x[:4], rec.device))
+                members = members or fast_members(list(rec.members), x[:4].to(rec.device))
                 about = {
                     "seed": attack.seed,
                     "index": mine.tolist(),

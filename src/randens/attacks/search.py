@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from randens.attacks.losses import Loss, margins
 from randens.attacks.members import LinearModels
 from randens.attacks.result import AttackResult, Cost
-from randens.core.devices import send
 from randens.core.errors import InputError, ModelError
 from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.models import in_precision, logits_of
@@ -380,7 +379,7 @@ def _in_precision_of(rec: RandomizedEnsemble, x: Tensor, threat: Threat) -> Tens
     """Inputs on the members' device and in their precision; rounding may leave the box by half a unit."""
     first = next(rec.parameters(), None)
     dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
-    moved = send(x.detach(), rec.device).to(dtype)
+    moved = x.detach().to(rec.device, dtype)
     return moved if threat.bounds is None else moved.clamp(*threat.bounds)
 
 

@@ -76,13 +76,6 @@ def full_float32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
-    """A batch on a device; to a CUDA GPU through pinned memory and without waiting."""
-    if device.type == "cuda" and x.device.type == "cpu":
-        return x.pin_memory().to(device, non_blocking=True)
-    return x.to(device)
-
-
 @dataclass
 class Workers:
     """The processes of this run, `world` of them, of which this is number `rank`."""

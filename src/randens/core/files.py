@@ -8,10 +8,10 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -101,27 +101,18 @@ def write_atomic(path: AnyPath, content: bytes) -> None:
     """Write `content` under a temporary name, flush it to disk, then rename it: readers never see a part of it."""
     target = Path(path)
     with file_errors("write", path):
+        if target.exists() and not target.is_file():
+            raise ValueError("it is no regular file")
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
             os.replace(temporary, target)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-    # The rename itself must reach the disk; some file systems do not let folders be synced.
-    with contextlib.suppress(OSError):
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: AnyPath, value: Any) -> None:
