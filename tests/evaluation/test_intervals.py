@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from randens.core.errors import InputError
-from randens.evaluation import bounded_mean, difference, estimate, two_way
+from randens.evaluation import Evaluation, bounded_mean, difference, estimate, two_way
+from randens.evaluation.advice import Option, _choices
+from randens.evaluation.intervals import joint
+from randens.evaluation.tables import Accuracy
+from randens.report.runs import gain
+from randens.risk import RiskProfile, cross_fit, exact_sampling
 
 
 def test_wilson_interval_of_a_textbook_case() -> None:
@@ -42,6 +51,65 @@ def test_paired_differences() -> None:
     assert found.high - found.value == pytest.approx(1.959964 * np.std([1, 0, 0, 0.5], ddof=1) / 2, rel=1e-5)
     same = difference([0.5] * 10, [0.5] * 10)
     assert (same.low, same.value, same.high) == (0, 0, 0)
+
+
+def _verdicts(generator: np.random.Generator, members: int, n: int = 300) -> NDArray[np.bool_]:
+    """Members that are fooled equally often, at hard inputs more often than at others, [n, M]."""
+    return generator.random((n, members)) < generator.choice([0.1, 0.7], (n, 1))
+
+
+@pytest.mark.parametrize("members", [3, 8, 16])
+def test_intervals_of_the_best_member_cover_although_it_was_chosen(members: int) -> None:
+    """Its lead over sampling, which is truly 0, and its own accuracy, which is 0.6."""
+    generator = np.random.default_rng(members)
+    lead = accuracy = naive = 0
+    for _ in range(500):
+        fooled = _verdicts(generator, members)
+        wrong = fooled.mean(axis=0)
+        result = SimpleNamespace(
+            members=members, member_risks=wrong, foolable=fooled, risk=fooled.mean(axis=1), confidence=0.95
+        )
+        found = gain(cast(Evaluation, result))
+        lead += not found.low <= 0 <= found.high
+        alone = estimate(~fooled[:, wrong.argmin()], joint(0.95, members))
+        accuracy += not alone.low <= 0.6 <= alone.high
+        plain = difference(fooled[:, wrong.argmin()], result.risk)
+        naive += not plain.low <= 0 <= plain.high
+    assert max(lead, accuracy) <= 32
+    assert naive > 32
+
+
+@pytest.mark.parametrize("members", [3, 8, 16])
+def test_what_is_recommended_is_ahead_by_what_is_printed(members: int) -> None:
+    """Single networks, sampling and averages that are equally good: a clear lead of one of them is chance."""
+    generator = np.random.default_rng(members)
+    clear = 0
+    for _ in range(200):
+        fooled = _verdicts(generator, members + 5).astype(float)
+        kinds = [*["member"] * members, "sampled", *["subset"] * 4]
+        accuracy = Accuracy(estimate([1.0]), estimate([1.0]))
+        options = [
+            Option(kind, accuracy, 1.0, kind, 1, risks) for kind, risks in zip(kinds, fooled.T, strict=True)
+        ]
+        best = min(options[:members], key=lambda option: option.risks.mean())
+        clear += _choices([best, *options[members:]], members, 0.95)[0].option != "member"
+    assert clear <= 10
+
+
+@pytest.mark.parametrize("members", [3, 8, 16])
+def test_cross_fitted_risks_cover_although_alpha_was_chosen(members: int) -> None:
+    """Every α has the same risk: that of the α chosen looks smaller on the inputs that chose it, not on others."""
+    generator = np.random.default_rng(members)
+    missed, crossed, chosen = 0, [], []
+    for _ in range(40):
+        profile = RiskProfile.from_witnesses(np.arange(200), generator.random((200, members)) < 0.4, 200)
+        found = cross_fit(profile, exact_sampling)
+        missed += abs(found.risk - 0.4) > 1.96 * found.deviation
+        crossed.append(found.risk)
+        chosen.append(exact_sampling(profile).risk)
+    assert missed <= 8
+    assert np.mean(crossed) == pytest.approx(0.4, abs=0.018)
+    assert np.mean(chosen) < 0.375
 
 
 @pytest.mark.parametrize("values", [[], [1.5], [-0.5], [float("nan")], [[1.0]]])

@@ -25,7 +25,7 @@ from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.conflict import Conflict, known_conflict
 from randens.evaluation.evaluate import attack_all
 from randens.evaluation.inputs import AttackLike, prepare
-from randens.evaluation.intervals import Estimate, difference, estimate
+from randens.evaluation.intervals import Estimate, difference, estimate, joint
 from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import Accuracy, Result, Row, Table, count, new_axes, saved, table_of
 from randens.risk.sets import as_attempts
@@ -239,7 +239,8 @@ def _own(known: Witnesses, alpha: Array, attempts: float, confidence: float) -> 
     members = len(alpha)
     best = int(known.pool.foolable.mean(axis=0).argmin())
     name, uniform = f"best member, number {best}", np.full(members, 1 / members)
-    yield _sampled(name, "member", 1, known, np.eye(members)[best], attempts, confidence)
+    level = joint(confidence, members)
+    yield _sampled(name, "member", 1, known, np.eye(members)[best], attempts, level)
     if np.count_nonzero(alpha) > 1 and not np.allclose(alpha, uniform):
         yield _sampled("sampled with α", "sampled", 1, known, alpha, attempts, confidence)
     if members > 1:
@@ -299,7 +300,9 @@ def _choices(options: Sequence[Option], members: int, confidence: float) -> tupl
         # A vote is for comparison: it has no gradients to test it by, and no export.
         affordable = [o for o in options if o.flops <= budget * (1 + _SLACK) and o.kind != "vote"]
         top = min(affordable, key=lambda o: (float(o.risks.mean()), o.flops))
-        ahead = difference(single.risks, top.risks, confidence)
+        # Both are chosen on these inputs: the one among the members, the other among the options.
+        level = joint(confidence, max(members, len(affordable)))
+        ahead = difference(single.risks, top.risks, level)
         points = f"{100 * ahead:.1f} points more"
         interval = f"{confidence:.0%} interval {_points(ahead.low)} to {_points(ahead.high)}"
         robust = f"{top.accuracy.robust:.1%} robust at {count(top.flops)} FLOPs"

@@ -87,6 +87,11 @@ def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) ->
     return Estimate(mean, mean - half, mean + half)
 
 
+def joint(confidence: float, count: int) -> float:
+    """The level of each of `count` intervals that hold together with `confidence`, whichever of them is shown."""
+    return 1 - _error(confidence) / count
+
+
 def two_way(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Mean of values [seeds, inputs], with an interval over both the choice of seeds and that of inputs.
 

@@ -21,7 +21,7 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import plain, read_json
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.conflict import Conflict
-from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.intervals import Estimate, estimate, joint
 from randens.evaluation.loop import missing_gradients
 from randens.evaluation.tables import About, Accuracy, Result, Row, Table, bars, probs_text, table_of
 from randens.risk import (
@@ -205,10 +205,10 @@ class Evaluation(Result):
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Theorem 1's condition for every two members."""
-        found = []
+        found, level = [], joint(self.confidence, math.comb(self.members, 2))
         for i, j in itertools.combinations(range(self.members), 2):
             both = self.profile.restrict((i, j))
-            two, test = two_classifiers(both), theorem1_test(both, self.n, confidence=self.confidence)
+            two, test = two_classifiers(both), theorem1_test(both, self.n, confidence=level)
             gap = abs(two.member_risks[0] - two.member_risks[1])
             together = any(alpha[i] > 0 and alpha[j] > 0 for alpha in (self.probs, *self.also.values()))
             found.append(Pair(i, j, two.conflict, gap, two.helps, together, test))

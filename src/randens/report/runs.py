@@ -20,6 +20,7 @@ from randens.core.runs import Run
 from randens.data import called
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation import Estimate, Evaluation, difference
+from randens.evaluation.intervals import joint
 from randens.evaluation.tables import About, attack_name, percent, radius_text
 from randens.training.methods import METHOD_NAMES
 from randens.witness.fingerprints import fingerprint
@@ -248,7 +249,8 @@ def worth(result: Evaluation) -> str:
 def gain(result: Evaluation) -> Estimate:
     """Robust accuracy of the ensemble minus that of its best member, over the same inputs."""
     best = int(np.argmin(result.member_risks))
-    return difference(result.foolable[:, best].astype(np.float64), result.risk, result.confidence)
+    level = joint(result.confidence, result.members)
+    return difference(result.foolable[:, best].astype(np.float64), result.risk, level)
 
 
 def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -> str:
