@@ -84,23 +84,3 @@ def test_subsets_are_evaluated_and_their_probabilities_chosen() -> None:
     best = randens.optimize_sampling(pairs, (x, y), attack, max_sweeps=2)
     assert best.certificate is not None
     assert best.certificate.verify(best.profile)
-
-
-def test_a_subset_ensemble_is_exported_and_predicts(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    from randens.deploy import Predictor, export
-
-    pairs = made(3).subsets(2)
-    x = torch.rand(6, 5)
-    y = torch.zeros(6, dtype=torch.int64)
-    bundle = export(pairs, (x, y), tmp_path / "bundle")
-    assert len(bundle.files) == 3  # a network is one file, whatever the number of averages
-    assert [member.files for member in bundle.members] == [(0, 1), (0, 2), (1, 2)]
-    predictor = Predictor(bundle)
-    with torch.no_grad():
-        expected = pairs.logits(x).numpy()
-    np.testing.assert_allclose(predictor.logits(x.numpy()), expected, atol=1e-5)
-    drawn = predictor.predict(x.numpy())
-    assert all(
-        np.allclose(drawn.logits[j], expected[member, j], atol=1e-5) for j, member in enumerate(drawn.members)
-    )

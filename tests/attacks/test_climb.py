@@ -99,6 +99,28 @@ def test_members_that_many_searches_have_not_fooled_are_passed_over() -> None:
             assert (s.cost.passes > before) == passes
 
 
+@pytest.mark.parametrize(("scale", "together"), [(1.0, True), (0.5, False)])
+def test_an_input_is_moved_as_if_it_were_alone(scale: float, together: bool) -> None:
+    """Rows in any order, of which some are fooled or given up before others; single members and sets of up to five."""
+    case = planted("linf", n=8)
+    attack, rows = saddle.Saddle(case.threat.scaled(scale)), torch.tensor([6, 1, 4, 3, 7])
+    targets = (torch.ones(5, 5).tril() if together else torch.eye(5)).bool()
+
+    def moved(some: slice, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s = Search(case.rec, case.x, case.y, attack.threat)
+        return *attack.reach(s, rows[some], start, targets[some]), s.resisted[rows[some]]
+
+    with attacking(case.rec):
+        start = Search(case.rec, case.x, case.y, attack.threat).start(1)[rows]
+        points, verdicts, resisted = moved(slice(0, 5), start)
+        assert bool((verdicts if together else resisted).any())
+        for k in range(5):
+            point, verdict, alone = moved(slice(k, k + 1), start[k : k + 1])
+            torch.testing.assert_close(points[k : k + 1], point, rtol=0, atol=1e-5)
+            assert torch.equal(verdicts[k : k + 1], verdict)
+            assert torch.equal(resisted[k : k + 1], alone)
+
+
 def test_failed_searches_for_one_member_are_counted() -> None:
     """A member whose margin is more than ε can change resists; one that is fooled does not count."""
     case = planted("linf", n=20)

@@ -54,6 +54,10 @@ def test_the_optimum_equals_that_of_brute_force(seed: int, norm: str, boxed: boo
 def test_proofs_verify_and_altered_ones_do_not(norm: str, classes: int, boxed: bool) -> None:
     case = planted(norm, n=4, members=3, d=12, classes=classes, boxed=boxed, probs=[0.5, 0.3, 0.2])
     probs = case.rec.probs.numpy()
+    # The same classifiers with logits in other units, in which λ must be given, too.
+    for member, unit in zip(case.rec.members, (1.0, 7.0, 0.2), strict=True):
+        for parameter in member.parameters():
+            parameter.data.mul_(unit)
     refuted = moved = 0
     for problem, found in solve(case):
         assert exact.verify(problem, found, probs)

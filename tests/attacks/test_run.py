@@ -13,9 +13,8 @@ import pytest
 import torch
 from tests.attacks.cases import attack, case, quadrants
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
-from randens import RandomizedEnsemble, Threat, data
+from randens import RandomizedEnsemble, Threat
 from randens.attacks import Attack, AttackResult
 from randens.core.errors import InputError
 from randens.witness import WitnessPool
@@ -115,19 +114,6 @@ def test_progress_is_told_after_every_batch() -> None:
     made(batch_size=8).run(ensemble(), inputs(), progress=lambda *all_: told.append(all_))
     assert [done for _, done, _ in told] == [8, 14]
     assert {(task, total) for task, _, total in told} == {("arc-r", N)}
-
-
-def test_data_may_be_pairs_loaders_and_images() -> None:
-    x, y = inputs()
-    expected = made().run(ensemble(), (x, y))
-    for given in (DataLoader(TensorDataset(x, y), batch_size=7), TensorDataset(x, y), (x.numpy(), y.numpy())):
-        found = made().run(ensemble(), given)
-        assert torch.equal(found.errors, expected.errors)
-        assert found.sources == expected.sources
-    images, convnets = data.load("digits", "test").subset(slice(0, 12)), case("convnet", "linf")
-    whole = attack("pgd", convnets.threat, batch_size=8).run(convnets.rec, images)
-    found = attack("pgd", convnets.threat, batch_size=8)(convnets.rec, images.x, images.y)
-    assert torch.equal(whole.errors, found.errors)
 
 
 def test_members_are_as_they_were_between_batches() -> None:

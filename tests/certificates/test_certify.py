@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +20,7 @@ from randens.attacks import exact
 from randens.certificates import certification
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
-from randens.cli.main import run as command
 from randens.core.errors import InputError, ModelError
-from randens.core.runs import Run
 from randens.region import Region
 
 
@@ -314,23 +310,3 @@ def test_margins_at_rounding_are_not_certified() -> None:
     assert not certify(rec, (torch.tensor([[0.75]]), y), threat).certified.any()
     assert not certify(rec, (torch.tensor([[0.750001]]), y), threat).certified.any()
     assert certify(rec, (torch.tensor([[0.7502]]), y), threat).certified.all()
-
-
-def test_nothing_certified_is_said() -> None:
-    found = certify(ensemble("mlp"), digits("test").subset(slice(0, 4)), Threat("linf", 0.4))
-    assert found.sentences()[0].startswith("Nothing is certified")
-    assert found.plot() is not None
-    assert list(found.to_frame()["certified"]) == [0.0]
-
-
-def test_command_writes_the_sandwich(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run.create(tmp_path / "run", recipe={"data": {"name": "digits"}})
-    ensemble("mlp", "linear").save(run.ensemble)
-    arguments = ["certify", str(run.path), "--limit", "20", "--eps", "0.03"]
-    assert command([*arguments, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["lower"] <= said["upper"] <= said["upper_members_separately"]
-    assert Run.open(run.path).read("certification") == said
-    assert command(arguments) == 0
-    assert "certified" in capsys.readouterr().out
-    assert command([*arguments, "--eps", "nonsense"]) == 2

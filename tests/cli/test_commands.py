@@ -89,20 +89,6 @@ def test_runs_that_do_not_name_their_data(shell: Shell, tmp_path: Path, ensemble
     assert shell.json("evaluate", run.path, *FAST, "--data", "Digits")["summary"]["n"] == 60
 
 
-def test_a_run_on_images_of_ones_own(shell: Shell, run_folder: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    images = data.load("digits", "test")
-    for i in range(60):
-        place = tmp_path / "pets" / str(int(images.y[i]))
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((images.x[i, 0] * 255).round().byte().numpy()).save(place / f"{i}.png")
-    own = ("--data", tmp_path / "pets", "--attack", "pgd")
-    assert shell.json("evaluate", run_folder, *own)["summary"]["n"] == 60
-    assert shell("advise", run_folder, *own)[0] == 0
-    assert shell("audit", run_folder, *own[:2])[0] in (0, 1)
-
-
 # ---- sample, advise, audit, certify, explain -----------------------------------------------------------------------
 
 
@@ -195,9 +181,7 @@ def test_quickstart(shell: Shell, tmp_path: Path) -> None:
     assert out.count("\n  randens ") == 3
     document = shell.json("quickstart", "--runs", tmp_path)
     assert document["run"] == str(tmp_path / "quickstart-2")
-    # The same seed gives the same numbers.
-    one, two = (Evaluation.load(tmp_path / f"quickstart-{i}" / "evaluation.json") for i in (1, 2))
-    assert one.risk.tolist() == two.risk.tolist()
+    two = Evaluation.load(tmp_path / "quickstart-2" / "evaluation.json")
     assert two.about.probs == pytest.approx(document["sampling"]["probs"])
     assert "What to deploy" in Path(document["report"]).read_text()
     (tmp_path / "file").write_text("kept")

@@ -122,32 +122,17 @@ def test_every_error_is_one_line(
 
 LONG, DIGITS = "n" * 5000, "9" * 5000
 HOSTILE = [
-    *(("evaluate", name) for name in (LONG, "\udc80\x1b[31m", "", "..", "/dev/zero", "fifo", "folder")),
-    *(
-        ("evaluate", "run", "--data", name)
-        for name in (LONG, "/dev/zero", "fifo", "file.npz", "\udc80", "folder")
-    ),
-    *(("evaluate", "run", "--limit", n) for n in (DIGITS, "1e400", "0", "-1", "1.5")),
-    *(("evaluate", "run", "--eps", n) for n in (DIGITS, "1e400", "1e999999999", "-1", "nan", "1/0", "0-0.1")),
-    *(
-        ("evaluate", "run", "--eps", n)
-        for n in ("0:1", f"0:1:{DIGITS}", "0:1:1e999999999", "0:1e999999999:3")
-    ),
-    *(
-        ("evaluate", "run", "--attack", n)
-        for n in (LONG, "pgd:steps", f"pgd:steps={DIGITS}", "pgd:steps=1e400")
-    ),
-    *(("explain", n) for n in (DIGITS, "1e999999999", "a", "nan", "42")),
-    *((name, LONG) for name in ("sample", "advise", "audit", "certify", "report", "export", "serve")),
+    *(("evaluate", name) for name in (LONG, "\udc80\x1b[31m", "", "/dev/zero", "fifo")),
+    *(("evaluate", "run", "--data", name) for name in (LONG, "file.npz", "folder")),
+    *(("evaluate", "run", "--limit", n) for n in (DIGITS, "0", "1.5")),
+    *(("evaluate", "run", "--eps", n) for n in ("1e999999999", "-1", "nan", "1/0", "0:1", f"0:1:{DIGITS}")),
+    *(("evaluate", "run", "--attack", n) for n in (LONG, "pgd:steps", f"pgd:steps={DIGITS}")),
+    *(("explain", n) for n in (DIGITS, "1e999999999", "a", "42")),
     *((name, "fifo") for name in ("sample", "advise", "audit", "certify", "report", "export", "serve")),
-    ("sample", "run", "--confidence", "1e999999999"),
     ("report", "run", "--figure", LONG),
     ("data", "fetch", LONG),
     ("zoo", "load", LONG),
-    ("zoo", "load", "cifar10-resnet20-at", "--output", LONG),
-    ("quickstart", "--runs", LONG, "--seed", "0"),
     ("evalute", "x"),
-    ("data", "lst"),
     ("explain",),
     ("doctor", "--nope"),
 ]

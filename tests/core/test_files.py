@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from randens.core.devices import read_tensors
+from randens.core.devices import read_tensors, tensor_checksum
 from randens.core.errors import FileError, InputError
 from randens.core.files import (
     atomic_folder,
@@ -130,6 +130,18 @@ def test_damaged_documents_are_named(tmp_path: Path, read: Callable[[Any], Any],
     (tmp_path / "file").write_text(text)
     with pytest.raises(FileError, match="file"):
         read(tmp_path / "file")
+
+
+def test_a_tensor_checksum_covers_names_dtypes_shapes_and_bytes() -> None:
+    torch = pytest.importorskip("torch", reason="tensors need torch")
+    tensors = {"a": torch.tensor([1, 2, 3, 4], dtype=torch.int32), "b": torch.tensor([[True, False]])}
+    before = tensor_checksum(tensors, {"format": "f"})
+    assert tensor_checksum(dict(reversed(tensors.items())), {"format": "f"}) == before
+    a = tensors["a"]
+    for changed in ({"a": a.view(torch.float32)}, {"a": a.reshape(2, 2)}, {"a": a.flip(0)}, {"more": a[:0]}):
+        assert tensor_checksum({**tensors, **changed}, {"format": "f"}) != before
+    assert tensor_checksum(tensors, {"format": "g"}) != before
+    assert tensor_checksum({"t": a.reshape(2, 2).T}) == tensor_checksum({"t": a.reshape(2, 2).T.contiguous()})
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:

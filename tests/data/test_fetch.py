@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import email.message
-import errno
 import io
 import json
-import os
 import sys
 import urllib.request
 from dataclasses import replace
@@ -117,18 +115,6 @@ def test_other_content_is_refused_and_not_stored(cache: Path, wrong: str, messag
     with pytest.raises(FileError, match=f"could not be fetched.*{message}"):
         data.fetch("cifar10")
     assert not data.present()["cifar10"]
-
-
-def test_a_full_disk_leaves_no_partial_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    official.write(FILES, cache / "cifar10")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("randens.core.files.os.fsync", full)
-    with pytest.raises(FileError, match="No space left"):
-        data.fetch("cifar10")
-    assert sorted(path.name for path in (cache / "cifar10").iterdir()) == sorted(FILES)
 
 
 class Answer(io.BytesIO):

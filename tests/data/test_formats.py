@@ -106,50 +106,24 @@ def test_bad_archives_are_refused(tmp_path: Path, kind: str, monkeypatch: pytest
 
 def _npz(path: Path, kind: str) -> None:
     """A file that is wrong in one way."""
-    small, packed = io.BytesIO(), {"x": np.zeros((3, 4)), "y": np.arange(3)}
-    np.savez_compressed(small, **packed)  # type: ignore[arg-type]
-    content = bytearray(small.getvalue())
-    if kind in ("shape", "lzma", "npy"):
-        header = io.BytesIO()
-        shape = (1 << 40,) if kind == "shape" else (0,)
-        np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
-        method = zipfile.ZIP_LZMA if kind == "lzma" else zipfile.ZIP_STORED
-        with zipfile.ZipFile(path, "w", method) as archive:
-            archive.writestr("x.npy", b"no array" if kind == "npy" else header.getvalue())
+    small = io.BytesIO()
+    np.savez_compressed(small, x=np.zeros((3, 4)), y=np.arange(3))
+    content = small.getvalue()
+    if kind == "npy":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"no array")
     elif kind == "bomb":
         np.savez_compressed(path, x=np.zeros(65 << 20, dtype=np.uint8), y=np.arange(3))
     elif kind == "objects":
         np.savez(path, x=np.array([{}, {}]), y=np.arange(2))
     elif kind == "names":
         np.savez(path, images=np.zeros(3))
-    elif kind == "encrypted":
-        for start in (content.index(b"PK\x03\x04") + 6, content.index(b"PK\x01\x02") + 8):
-            content[start] |= 1
-        path.write_bytes(content)
     else:
         path.write_bytes(content[: {"half": len(content) // 2, "empty": 0}[kind]])
 
 
-@pytest.mark.parametrize(
-    "kind", ["bomb", "names", "objects", "shape", "lzma", "npy", "encrypted", "empty", "half"]
-)
+@pytest.mark.parametrize("kind", ["bomb", "names", "objects", "npy", "empty", "half"])
 def test_bad_npz_files_are_refused(tmp_path: Path, kind: str) -> None:
     _npz(tmp_path / "bad.npz", kind)
     with pytest.raises(FileError, match=r"bad\.npz"):
         read_npz(tmp_path / "bad.npz", ("x", "y"))
-
-
-def test_randomly_damaged_npz_files_are_refused_or_right(tmp_path: Path) -> None:
-    rng, path = np.random.default_rng(0), tmp_path / "some.npz"
-    x, y = rng.random((20, 5)), np.arange(20)
-    np.savez_compressed(path, x=np.asfortranarray(x), y=y)
-    content = path.read_bytes()
-    for _ in range(200):
-        damaged = bytearray(content)
-        damaged[rng.integers(len(damaged))] ^= 1 << rng.integers(8)
-        path.write_bytes(damaged)
-        try:
-            found = read_npz(path, ("x", "y"))
-        except FileError:
-            continue
-        assert all(np.array_equal(a, b) for a, b in zip(found, (x, y), strict=True))

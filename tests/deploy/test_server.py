@@ -200,20 +200,16 @@ def resident(pid: int) -> int:
 
 
 JSON = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-CHUNKED = JSON + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("head", "piece"),
     [
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"a:b\r\n"),
-        (CHUNKED + b"0\r\na:", b"b"),
-        (CHUNKED + b"1;", b"b"),
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"a:b\r\n"),
-        (b"GET /", b"b"),
         (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n", b"b"),
     ],
-    ids=["trailers", "trailer", "extension", "headers", "address", "body"],
+    ids=["trailers", "headers", "body"],
 )
 def test_heads_trailers_and_unasked_bodies_are_bounded(
     running: tuple[int, int], head: bytes, piece: bytes

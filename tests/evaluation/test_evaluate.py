@@ -196,18 +196,6 @@ def test_choices_made_on_test_data_are_refused(tmp_path: Path) -> None:
         evaluate(run.path, attack="fgsm", limit=5)
 
 
-def test_progress_is_reported_to_the_end() -> None:
-    rec, x, y = random_linear(2, 1)
-    seen: dict[str, tuple[float, float]] = {}
-
-    def note(task: str, done: float, total: float) -> None:
-        seen[task] = (done, total)
-
-    evaluate(rec, (x, y), attacks.create("pgd", THREAT, batch_size=8), progress=note)
-    assert "pgd on the ensemble" in seen
-    assert all(done == total for done, total in seen.values())
-
-
 # ---- the store -------------------------------------------------------------------------------------------------
 
 
@@ -333,15 +321,11 @@ def test_killed_at_any_moment_the_same_call_gives_the_same_numbers(tmp_path: Pat
     whole = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "whole")], capture_output=True, check=True
     )
-    killed = 0
-    for number in range(2):
-        folder = tmp_path / str(number)
-        process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.DEVNULL)
-        while process.poll() is None and not (folder / "witnesses.sqlite").exists():
-            time.sleep(0.01)
-        time.sleep(0.15 * number)
-        process.kill()
-        killed += process.wait() == -9
-        again = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True)
-        assert again.stdout == whole.stdout
-    assert killed > 0
+    folder = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (folder / "witnesses.sqlite").exists():
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() == -9
+    again = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True)
+    assert again.stdout == whole.stdout

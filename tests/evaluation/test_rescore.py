@@ -39,9 +39,8 @@ def save_worst_inputs(path: Path, result: Evaluation, data: Data) -> None:
     safetensors.numpy.save_file(tensors, path)
 
 
-@pytest.mark.parametrize("names", [("mlp", "convnet"), ("linear", "mlp", "mlp")])
-def test_saved_inputs_score_the_same_elsewhere(tmp_path: Path, names: tuple[str, ...]) -> None:
-    rec = ensemble(*names)
+def test_saved_inputs_score_the_same_elsewhere(tmp_path: Path) -> None:
+    rec = ensemble("mlp", "convnet")
     data = digits("test").subset(slice(0, 120))
     result = evaluate(rec, data, attacks.create("suite", THREAT, preset="fast"))
     rec.save(tmp_path / "ensemble")

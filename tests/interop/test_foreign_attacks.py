@@ -19,7 +19,7 @@ from tests.attacks.cases import case
 from tests.attacks.planted import linear, planted, truth
 from torch import Tensor, nn
 
-from randens import RandomizedEnsemble, Threat, attacks, interop, optimize_sampling
+from randens import RandomizedEnsemble, Threat, attacks, interop
 from randens.core.errors import InputError, ModelError
 from randens.interop.attack_libraries import View
 
@@ -253,14 +253,6 @@ def test_members_without_gradients_are_flagged_and_black_box_attacks_fool_them()
     assert found.flags["zero_gradient"] == [1.0]
     assert found.errors[:, 0].tolist() == [True, True, True, False, False, False]
     assert made("foolbox", threat)(rec, x, y).flags["zero_gradient"] == [1.0]
-
-
-def test_the_choice_of_probabilities_takes_them() -> None:
-    given = case("convnet", "linf", n=12)
-    chosen = [made("foolbox", given.threat), made("torchattacks", given.threat)]
-    best = optimize_sampling(given.rec, (given.x, given.y), chosen, tol=0.01)
-    assert [a["name"] for a in best.about.attacks] == [a.name for a in chosen]
-    assert best.about.attacks[0]["description"].startswith("foolbox LinfProjectedGradientDescentAttack(")
 
 
 def test_what_is_wrong_is_said_in_one_sentence() -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.report.conftest import HOSTILE
 from tests.report.made_runs import chosen_evaluation, chosen_run, trained_ensemble
 
@@ -21,7 +19,6 @@ from randens.core.errors import FileError, InputError
 from randens.core.files import read_json, write_json
 from randens.evaluation import difference
 from randens.report import write_explorer, write_report
-from randens.report.page import fill
 from randens.report.runs import compare, load_run, load_runs, verdicts
 
 
@@ -248,25 +245,6 @@ def test_hostile_folder_names_are_text(tmp_path: Path, name: str) -> None:
     reader = Reader(write_report([two, one]).read_text(encoding="utf-8"))
     assert not [tag for tag, attributes in reader.tags if tag == "b" or "onclick" in attributes]
     assert " ".join(name.split()) in " ".join(reader.text.split())
-
-
-_hostile = st.text(st.sampled_from("<>&\"'/!-script $\u2028\u2029éα\n\\"), max_size=40) | st.text(max_size=40)
-
-
-@given(
-    text=_hostile,
-    value=st.recursive(_hostile, lambda inner: st.lists(inner) | st.dictionaries(_hostile, inner)),
-)
-@settings(deadline=None, max_examples=50)
-def test_text_and_data_come_out_as_they_went_in(text: str, value: object) -> None:
-    text = re.sub("[\x00\r]", "", text)
-    page = fill("explore.html", scripts=[], title="", data={"start": value}, examples={"a": text})
-    button = next(attributes for tag, attributes in Reader(page).tags if tag == "button")
-    assert button["data-example"] == text
-    head, tail = '<script type="application/json" id="start">', "</script>"
-    inside = page[page.index(head) + len(head) :].partition(tail)[0]
-    assert not set("<>&\u2028\u2029") & set(inside)
-    assert json.loads(inside) == value
 
 
 def test_the_teaching_page_in_the_docs_is_the_one_that_is_written(tmp_path: Path) -> None:

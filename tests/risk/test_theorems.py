@@ -256,30 +256,3 @@ def test_explanation_says_what_the_numbers_say() -> None:
     broken = explain([1.0, 0.3, 1.0])
     assert broken.needed_size == 4
     assert any("too small" in sentence for sentence in broken.sentences)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 4), st.integers(1, 6), st.integers(0, 10_000))
-def test_in_two_class_problems_some_threshold_vote_is_at_least_as_robust(
-    members: int, n: int, seed: int
-) -> None:
-    """The remark in the advice, checked on planted problems: every input has a few reachable points.
-
-    At a reachable point the members' votes are a set of fooled members; a vote with threshold t errs where the
-    probability of the fooled ones is at least t. Averaged over t the votes' risks are the randomized risk.
-    """
-    rng = np.random.default_rng(seed)
-    sets = [rng.random((int(rng.integers(1, 5)), members)) < 0.5 for _ in range(n)]
-    labels = rng.integers(0, 2, n)
-    profile = RiskProfile.from_configurations(sets)
-    alpha = exact_sampling(profile).probs
-    sums = sorted({0.0, *(sum(c) for k in range(members + 1) for c in itertools.combinations(alpha, k))})
-    votes = []
-    for threshold in [(a + b) / 2 for a, b in itertools.pairwise([*sums, 1.0 + 1e-9])]:
-        # Class 1 is predicted iff at least `threshold` of the probability votes for it.
-        wrong = [
-            any((1 - u @ alpha < threshold) if y == 1 else (u @ alpha >= threshold) for u in c)
-            for c, y in zip(sets, labels, strict=True)
-        ]
-        votes.append(np.mean(wrong))
-    assert min(votes) <= profile.risk(alpha) + 1e-9

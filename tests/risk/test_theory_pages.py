@@ -38,14 +38,3 @@ def test_averaging_is_worse_than_both_members_and_drawing_is_not() -> None:
     assert numbers["deterministic average"][0] == "1.000"
     assert numbers["sampling half and half"][0] == "0.500"
     assert numbers["sampling at its best"][0] == "0.300"
-
-
-def test_the_worst_case_needs_a_small_ball() -> None:
-    finished = run(str(ROOT / "examples" / "worst_case_deterministic.py"), "--eps", "0.8")
-    assert finished.returncode == 2
-    assert "--eps is 0.8" in finished.stderr
-
-
-def test_the_theory_does_not_import_torch() -> None:
-    finished = run("-c", "import sys, randens.risk; print('torch' in sys.modules)")
-    assert finished.stdout.strip() == "False", finished.stderr

@@ -1,11 +1,7 @@
-"""Networks that are not ours: by a function's name or from timm; data that stay in their files."""
+"""Networks that are not ours, by a function's name."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +29,6 @@ def test_barre_on_a_network_named_by_its_function(tmp_path: Path, monkeypatch: p
         load(tmp_path / "run" / "ensemble")
     models.trust("tests.training.own_networks:net")
     assert len(load(tmp_path / "run" / "ensemble")) == 2
-
-
-def test_barre_on_the_smallest_resnet_of_timm(tmp_path: Path) -> None:
-    """In a process of its own: timm imports torchvision, for which a stand-in will do where it is missing."""
-    if importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    standing_in = [] if importlib.util.find_spec("torchvision") else [str(ROOT / "tests/interop/stand_in")]
-    paths = os.pathsep.join([str(ROOT / "src"), *standing_in])
-    command = [sys.executable, "-m", "randens", "train", "digits-mlp-barre", "--out", str(tmp_path / "run")]
-    for setting in (
-        *("model.name=timm:test_resnet", "model.width=none", "model.depth=none", "members=2", "epochs=1"),
-        *("later_epochs=1", "adversary.steps=1", "validation.size=10", "sampling.method=uniform", "ema=0"),
-    ):
-        command += ["--set", setting]
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "barre, 2 members" in done.stdout
-    size = sum(path.stat().st_size for path in (tmp_path / "run" / "ensemble").glob("*.safetensors"))
-    assert size > 2 * 4 * 100_000  # two members with more than 100,000 weights each
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +108,6 @@ def test_more_members_can_be_added_to_a_finished_run_but_not_fewer(tmp_path: Pat
         train(two, tmp_path / "run", force=True)
 
 
-def test_a_damaged_checkpoint_costs_only_the_work_since_the_previous_one(tmp_path: Path) -> None:
-    recipe = small(method="barre", members=2, checkpoint={"seconds": 0})
-    train(recipe, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train(recipe, tmp_path / "run", stop=_stop_after(9))
-    newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-10])
-    said: list[str] = []
-    train(recipe, tmp_path / "run", say=said.append)
-    assert "the checkpoint before it is used" in said[1]
-    assert str(newest) in said[1]
-    assert _files(tmp_path / "run") == _files(tmp_path / "whole")
-
-
 def test_data_of_ones_own(tmp_path: Path) -> None:
     whole = data.as_data((np.random.default_rng(0).random((60, 5), dtype=np.float32), [0, 1, 2] * 20))
     rec = train(small(batch_size=16), tmp_path / "run", data=whole.hold_out(0.3))
@@ -162,28 +146,6 @@ def test_divergence_stops_with_the_last_good_state_kept(
     assert said[1:] == ["continuing after member 1, epoch 2, step 1"]
     whole = train(recipe, tmp_path / "whole")
     assert all(torch.equal(v, whole.state_dict()[k]) for k, v in rec.state_dict().items())
-
-
-def test_a_full_disk_stops_the_run_and_it_continues_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = small(checkpoint={"seconds": 0})
-    train(recipe, tmp_path / "whole")
-    real, calls = os.fsync, 0
-
-    def full(handle: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 12:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(handle)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(FileError, match="No space left"):
-            train(recipe, tmp_path / "run")
-    train(recipe, tmp_path / "run")
-    assert _files(tmp_path / "run") == _files(tmp_path / "whole")
 
 
 def test_catastrophic_overfitting_stops_a_member_and_keeps_its_best(

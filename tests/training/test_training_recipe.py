@@ -49,13 +49,10 @@ def test_fractions_and_settings(tmp_path: Path) -> None:
             (f"{key}=1000000000", key)
             for key in ("epochs", "members", "adversary.steps", "model.width", "weight")
         ),
-        *((f"threat.eps={value}", "threat.eps") for value in ("1e400", "'1e999999999'")),
-        *(("epochs=" + 5000 * sign, "epochs") for sign in "9["),
-        *(
-            ("data.size=[100000, 8]", "data.size"),
-            ("model.options.a={b=1}", "options.a"),
-            ("devices=0", "devices is 0; input should be greater"),
-        ),
+        ("threat.eps='1e999999999'", "threat.eps"),
+        ("epochs=" + 5000 * "9", "epochs"),
+        ("model.options.a={b=1}", "options.a"),
+        ("devices=0", "devices is 0; input should be greater"),
     ],
     ids=lambda text: text[:30],
 )

@@ -138,20 +138,13 @@ def test_an_unfinished_transaction_leaves_nothing(tmp_path: Path) -> None:
     assert len(store.load(scope(b"a", b"b"))[0]) == 5
 
 
-ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n, n FROM r"
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE points SET bits = x'00' WHERE rowid = 1",
         "UPDATE points SET bits = 'text'",
-        "UPDATE searches SET flags = '[1]'",
         "UPDATE searches SET risk = 'text'",
         "DROP TABLE notes",
-        "ALTER TABLE points ADD COLUMN more",
-        f"CREATE VIEW endless AS {ENDLESS}",
-        f"CREATE TRIGGER endless AFTER INSERT ON points BEGIN INSERT INTO notes {ENDLESS}; END",
+        "CREATE VIEW endless AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) SELECT n FROM r",
     ],
 )
 def test_altered_files_are_one_sentence(tmp_path: Path, damage: str) -> None:
