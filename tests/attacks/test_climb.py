@@ -99,7 +99,7 @@ def test_members_that_many_searches_have_not_fooled_are_passed_over() -> None:
             assert (s.cost.passes > before) == passes
 
 
-@pytest.mark.parametrize(("scale", "together"), [(1.0, True), (0.5, False)])
+@pytest.mark.parametrize(("scale", "together"), [(1.0, True), (0.2, False)])
 def test_an_input_is_moved_as_if_it_were_alone(scale: float, together: bool) -> None:
     """Rows in any order, of which some are fooled or given up before others; single members and sets of up to five."""
     case = planted("linf", n=8)

@@ -205,8 +205,9 @@ class Evaluation(Result):
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Theorem 1's condition for every two members."""
-        found, level = [], joint(self.confidence, math.comb(self.members, 2))
-        for i, j in itertools.combinations(range(self.members), 2):
+        found, both_of = [], list(itertools.combinations(range(self.members), 2))
+        for i, j in both_of:
+            level = joint(self.confidence, len(both_of))
             both = self.profile.restrict((i, j))
             two, test = two_classifiers(both), theorem1_test(both, self.n, confidence=level)
             gap = abs(two.member_risks[0] - two.member_risks[1])
