@@ -5,18 +5,14 @@ perturbation does not fool all members, which probabilities can have been meant,
 Theorem 3, the convexity of η, or the inclusion of one perturbation set in another. Natural accuracy is linear in α,
 so it tells more about α than robust accuracy does.
 
-    python -m paper.published                the paper's own tables
-    python -m paper.published table.toml     [[rows]] of name, members, robust, and if known natural, members_natural,
-                                             probs and attacks (name, robust, norm, eps), in percent; or JSON
+    python -m paper.published                the paper's own tables; `audit_published` takes any other row
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +21,7 @@ from scipy.optimize import linprog
 
 from paper.reproduce.measure import ATTACKS
 from paper.reproduce.tables import ATTACK_NAMES, DATA, METHODS, NETWORKS, paper, paper_names
-from randens.core.errors import InputError, RandensError
-from randens.core.files import read_json, read_toml
+from randens.core.errors import InputError
 from randens.risk import auxiliary_risk, bounds
 from randens.risk.sets import as_probs, as_risks
 from randens.training.methods import METHOD_NAMES
@@ -139,27 +134,24 @@ def _audit_sampling(reported: Reported, risk: float) -> Audited:
     return Audited(reported.name, conflict, mean - risk, ranges, possible, tuple(violations), tuple(notes))
 
 
-def included(norm: str, eps: float, other_norm: str, other_eps: float, dimension: int) -> bool:
-    """Whether the ball (norm, eps) lies inside the ball (other_norm, other_eps) in `dimension` coordinates."""
+def included(one: ReportedAttack, wide: ReportedAttack, dimension: int) -> bool:
+    """Whether the ball of `one` lies inside another ball, that of `wide`, in `dimension` coordinates."""
     exponents = {"linf": 0.0, "l2": 0.5, "l1": 1.0}
-    if unlisted := {norm, other_norm} - set(exponents):
+    if unlisted := {one.norm, wide.norm} - set(exponents):
         raise InputError(f"norm is {unlisted.pop()!r}; inclusions are known for linf, l2 and l1")
     # ‖δ‖_q ≤ d^(1/q − 1/p) ‖δ‖_p for q ≤ p, and ‖δ‖_q ≤ ‖δ‖_p otherwise.
-    growth = max(0.0, exponents[other_norm] - exponents[norm])
-    return bool(eps * dimension**growth <= other_eps * (1 + 1e-12))
-
-
-def _inside(one: ReportedAttack, wide: ReportedAttack, dimension: int) -> bool:
+    growth = max(0.0, exponents[wide.norm] - exponents[one.norm])
     differ = (one.norm, one.eps) != (wide.norm, wide.eps)
-    return differ and included(one.norm, one.eps, wide.norm, wide.eps, dimension)
+    return differ and bool(one.eps * dimension**growth <= wide.eps * (1 + 1e-12))
 
 
 def _weaker(reported: Reported) -> list[str]:
     """Attacks on a larger set that found less than another one found on a smaller set."""
     found = []
     for wide in reported.attacks:
-        best = min(reported.attacks, key=lambda a: (not _inside(a, wide, reported.dimension), a.robust))
-        if _inside(best, wide, reported.dimension) and best.robust < wide.robust - 2 * reported.rounding:
+        inside = [one for one in reported.attacks if included(one, wide, reported.dimension)]
+        best = min(inside, key=lambda attack: attack.robust, default=wide)
+        if best.robust < wide.robust - 2 * reported.rounding:
             found.append(
                 f"{wide.name} ({wide.norm}, ε = {wide.eps:.4g}) leaves {wide.robust:.2f}%, yet {best.name} in a "
                 f"smaller set ({best.norm}, ε = {best.eps:.4g}) {best.robust:.2f}%: {wide.name} is weak, and misses at "
@@ -196,22 +188,6 @@ def _possible(
     return tuple(ends)
 
 
-def read_rows(path: Path) -> list[Reported]:
-    """The rows of a TOML or JSON file: accuracies in percent, fields as in `Reported`."""
-    rows = (read_json(path) if path.suffix == ".json" else read_toml(path)).get("rows")
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{path} holds no rows; give [[rows]] with name, members and robust")
-    found = []
-    for row in rows:
-        try:
-            attacks = tuple(ReportedAttack(**attack) for attack in row.get("attacks", ()))
-            lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-            found.append(Reported(**{"name": "row", **row, **lists, "attacks": attacks}))
-        except TypeError as error:  # an unknown field, or one that is missing
-            raise InputError(f"{path}, {row.get('name', 'row')}: {error}") from error
-    return found
-
-
 def paper_rows() -> tuple[Reported, ...]:
     """Every randomized ensemble of the paper: Table 1 with the members of Tables 3 and 4, by size, and Table 5."""
     return (*_best(), *_sizes(), *_attacks())
@@ -220,16 +196,13 @@ def paper_rows() -> tuple[Reported, ...]:
 def _best() -> Iterator[Reported]:
     for data, network in product(DATA, NETWORKS):
         for method, numbers in paper()["best"][network].items():
-            if method == "at":
-                continue
-            base = "mrboost" if method.startswith("mrboost") else method
-            uniform = method.endswith("-uniform")
+            base, uniform = "mrboost" if method.startswith("mrboost") else method, method.endswith("-uniform")
             probs = paper()["probabilities"].get(data, {}).get(network, {}).get(base)
             if uniform:
                 probs = [1 / numbers["members"]] * numbers["members"]
-            label = f"{_label(base)}{'†' if uniform else ''}"
-            name = f"Table 1, {_place(network, data)}, {label}"
-            yield _row(name, data, network, base, numbers[data], probs=probs)
+            name = f"Table 1, {_place(network, data)}, {_label(base)}{'†' if uniform else ''}"
+            if method != "at":
+                yield _row(name, data, network, base, numbers[data], probs=probs)
 
 
 def _sizes() -> Iterator[Reported]:
@@ -255,13 +228,7 @@ def _attacks() -> Iterator[Reported]:
 
 
 def _row(
-    name: str,
-    data: str,
-    network: str,
-    method: str,
-    pair: list[float],
-    m: int | None = None,
-    probs: Any = None,
+    name: str, data: str, network: str, method: str, pair: list[float], m: int = 5, probs: Any = None
 ) -> Reported:
     """A row of (natural, robust) with its first m members from Table 3 or 4."""
     natural, robust = zip(*paper()["individual"][data][network][method][:m], strict=True)
@@ -279,8 +246,7 @@ def _place(network: str, data: str) -> str:
 
 def repeated() -> tuple[str, ...]:
     """Numbers that the paper prints in two places, where they should differ or do."""
-    said = []
-    stated = paper()
+    said, stated = [], paper()
     table1 = {row.name.removeprefix("Table 1, "): row for row in _best()}
     for network in NETWORKS:
         for method in ("iat", "mrboost-r", "barre"):
@@ -326,18 +292,5 @@ def lines(rows: Sequence[Reported]) -> Iterator[str]:
     yield f"{len(rows)} rows, {wrong} with violations."
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the audit of a table, by default of the paper's own tables."""
-    try:
-        if arguments:
-            print("\n".join(lines(read_rows(Path(arguments[0])))))
-        else:
-            print("\n".join([*lines(paper_rows()), *(f"printed twice: {text}" for text in repeated())]))
-    except RandensError as error:
-        print(f"randens: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print("\n".join([*lines(paper_rows()), *(f"printed twice: {text}" for text in repeated())]))

@@ -6,9 +6,9 @@ DVERGE: one file of all members, each with its normalization. The weights are re
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -106,14 +106,10 @@ def _number(file: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Attack at 8/255 in the maximum norm, at their own α and uniform; exit code 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("place", type=Path)
     parser.add_argument("--attack", default="standard", help="e.g. arc-r, the paper's; standard by default")
-    parser.add_argument(
-        "--normalized", action="store_true", help="the networks were trained with --normalize"
-    )
+    parser.add_argument("--normalized", action="store_true", help="they were trained with --normalize")
     parser.add_argument("--limit", type=int, help="use only this many of the first test images")
     parser.add_argument("--out", type=Path, help="a witness store, so that the same command continues")
     asked = parser.parse_args(arguments)

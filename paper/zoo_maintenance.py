@@ -1,20 +1,14 @@
-"""Maintenance of the zoo: put a finished run into it, and write the cards.
-
-python -m paper.zoo_maintenance add RUN NAME [--commit C]
-python -m paper.zoo_maintenance cards
-"""
+"""Maintenance of the zoo: `add` puts a finished run into it; python -m paper.zoo_maintenance writes the cards."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from randens import ensemble
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError
 from randens.core.files import read_json, sha256, write_atomic
 from randens.core.runs import Run
 from randens.evaluation import Evaluation
@@ -22,7 +16,6 @@ from randens.evaluation.result import THREAT_MODEL
 from randens.training.methods import METHOD_NAMES
 
 ZOO = Path(__file__).parents[1] / "zoo"
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The folders of a path inside a word of a command; a fraction like 8/255 is none.
 _PLACE = re.compile(r"(?:(?<!\w)/|[\w.~-]*[^\W\d][\w.~-]*/)(?:[\w.~-]+/)*")
 _KEPT = ("training.json", "sampling.json", "advice.json", "metrics.jsonl")
@@ -36,11 +29,9 @@ def evaluations(folder: Path) -> dict[str, Evaluation]:
 def add(run_folder: str | os.PathLike[str], name: str, zoo: Path = ZOO, *, commit: str | None = None) -> Path:
     """Put a finished run into the zoo under `name` and write its card; an entry of that name is replaced.
 
-    Paths in its command lose their folders. `commit`: the sources that trained it, where the manifest does not say.
+    Paths in its command lose their folders. `commit`: the sources that trained it, if the manifest does not say that.
     """
     run = Run.open(run_folder)
-    if not _NAME.fullmatch(name):
-        raise InputError(f"name is {name!r}; use small letters, digits and single hyphens")
     if not run.ensemble.is_dir() or not (run.path / "training.json").is_file():
         raise FileError(f"{run.path} is not a finished training run; the zoo takes no others")
     rec = ensemble.load(run.ensemble)
@@ -57,7 +48,7 @@ def add(run_folder: str | os.PathLike[str], name: str, zoo: Path = ZOO, *, commi
     if first := manifest["recipe"].get("first"):
         named = Path(first).name if isinstance(first, str) else [Path(path).name for path in first]
         manifest["recipe"] = {**manifest["recipe"], "first": named}
-    manifest["git_commit"] = manifest.get("git_commit") or commit
+    manifest["git_commit"] = commit or manifest.get("git_commit")
     Run(fresh, {}).write("manifest", manifest)
     write_atomic(fresh / "CARD.md", card(fresh, name).encode())
     shutil.rmtree(place, ignore_errors=True)
@@ -112,25 +103,7 @@ def attacks_of(evaluation: Evaluation) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Add an entry, or write the cards again."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    adding = commands.add_parser("add")
-    adding.add_argument("run", type=Path)
-    adding.add_argument("name")
-    adding.add_argument("--commit")
-    commands.add_parser("cards")
-    asked = parser.parse_args(arguments)
-    if asked.command == "add":
-        add(asked.run, asked.name, commit=asked.commit)
-        return
+if __name__ == "__main__":
     for manifest in sorted(ZOO.glob("*/manifest.json")):
         folder = manifest.parent
         write_atomic(folder / "CARD.md", card(folder, folder.name).encode())
-
-
-if __name__ == "__main__":
-    main()

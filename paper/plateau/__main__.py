@@ -2,17 +2,20 @@
 
     python -m paper.plateau                        the table, from the evaluations in this folder; seconds
     python -m paper.plateau measure --limit 1000   attack the networks of this folder; the first 1,000 test images
+    python -m paper.plateau zoo --commit ca617c2   the zoo's entries of these networks, with these evaluations
 
 IAT: the networks at50-s*, trained independently, as many as are finished. BARRE: barre25, whose first member is
 at50-s0. Images are attacked in blocks; after each the evaluations in --out hold all images so far, so the table can be
 printed meanwhile, and the same command continues after any stop. Everything found is kept in a witness store (--store),
-so a further member, or a larger limit, repeats no attack. Several processes may divide the judges among them.
+so a further member, or a larger limit, repeats no attack.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import shutil
+import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paper.reproduce.tables import paper
+from paper.zoo_maintenance import ZOO, add
 from randens import DeterministicEnsemble, RandomizedEnsemble, data, evaluate, load, optimize_sampling
-from randens.core.files import read_json
+from randens.core.files import read_json, write_json
 from randens.core.progress import bars
 from randens.evaluation import Estimate, Evaluation, difference, estimate
 from randens.evaluation.intervals import two_way
+from randens.training import load_recipe, train
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import fingerprint
 
@@ -36,15 +41,16 @@ PAYS = 0.02
 """Uniform sampling of five networks must be so far above the best of them under the suite for "it pays"."""
 VALIDATION = 1000
 """α is chosen on this many validation images."""
+IMAGES = 10_000
 BLOCK = 500
 """So many images are attacked by everything before the next ones are."""
 
 Weights = NDArray[np.float64]
 
 
-def members(method: str, folder: Path = FOLDER) -> list[Path]:
+def members(method: str) -> list[Path]:
     """The folders of finished runs that hold a method's members."""
-    runs = sorted(folder.glob("at50-s*" if method == "iat" else "barre25"))
+    runs = sorted(FOLDER.glob("at50-s*" if method == "iat" else "barre25"))
     return [run for run in runs if (run / "ensemble" / "ensemble.json").is_file()]
 
 
@@ -116,49 +122,49 @@ def robust(found: Evaluation, probs: Weights, attempts: float = 1) -> Weights:
 
 
 def lines(out: Path = FOLDER) -> Iterator[str]:
-    """Members, the table for every method and judge that was measured, and the sentence that follows."""
+    """The page: members, the table for every method and judge that was measured, and the sentence that follows."""
+    yield "# One network against several, sampled"
+    yield ""
+    yield "Made by `python -m paper.plateau` from the files beside this page; no number is typed by hand."
+    yield ""
     for method in ("iat", "barre"):
-        yield from _trained(method)
+        runs = members(method)
         known = {judge: out / f"{method}-{judge}.json" for judge in JUDGES}
         found = {judge: Evaluation.load(path) for judge, path in known.items() if path.is_file()}
         for judge, evaluation in found.items():
             yield from _table(method, judge, evaluation, out)
         if found:
             yield from (_verdict(method, found), "")
-        elif members(method):
-            yield from (
-                f"{method.upper()} is not measured: python -m paper.plateau measure --method {method}",
-                "",
-            )
+        elif runs:
+            yield f"{method.upper()} is not measured: `python -m paper.plateau measure --method {method}`"
+            yield ""
+        yield from (*map(_trained, runs), *[""] * bool(runs))
 
 
-def _trained(method: str) -> Iterator[str]:
-    """What each member took."""
-    for run in members(method):
-        made, recipe = read_json(run / "training.json"), read_json(run / "manifest.json")["recipe"]
-        cost, held = made["cost"], made["validation"]
-        yield (
-            f"{run.name}: {made['members']} × {recipe['model']['name']}, seed {recipe['seed']}, "
-            f"{(cost['forwards'] + cost['backwards']) / 1e6:.1f} million passes, {cost['seconds'] / 3600:.1f} h; on "
-            f"{held['images']} validation images {100 * held['natural_accuracy']:.1f} natural, "
-            f"{100 * held['robust_accuracy']:.1f} robust ({held['attack']})"
-        )
-    yield ""
+def _trained(run: Path) -> str:
+    """What the members of a run took."""
+    made, recipe = read_json(run / "training.json"), read_json(run / "manifest.json")["recipe"]
+    cost, held = made["cost"], made["validation"]
+    return (
+        f"- {run.name}: {made['members']} × {recipe['model']['name']}, seed {recipe['seed']}, "
+        f"{(cost['forwards'] + cost['backwards']) / 1e6:.1f} million passes, {cost['seconds'] / 3600:.1f} h; on "
+        f"{held['images']} validation images {100 * held['natural_accuracy']:.1f} natural, "
+        f"{100 * held['robust_accuracy']:.1f} robust ({held['attack']})"
+    )
 
 
 def _table(method: str, judge: str, found: Evaluation, out: Path) -> Iterator[str]:
     """By the number of members, as the paper's Table 2, with its numbers of both methods at the end."""
     size = found.members
-    yield f"## {method.upper()} under {JUDGES[judge]}, the first {found.n:,} test images"
+    yield f"## {method.upper()} under {JUDGES[judge]}, {_images(found)}"
     yield ""
     heads = ["M", "natural", "robust", "best member", "robust − best", "robust − a member*", "average"]
     heads += [f"{q} attempts" for q in RETRIES] + [f"paper, {each.upper()}" for each in ("iat", "barre")]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---:|" * len(heads)
+    chosen = found.also["chosen"]
     rows = [(str(m), m, first(m, size)) for m in range(1, size + 1)]
-    chosen = found.also.get("chosen")
-    if chosen is not None and not np.allclose(chosen, 1 / size):
-        rows.append((f"α = ({', '.join(f'{p:.2f}' for p in chosen)})", size, chosen))
+    rows.append((f"α = ({', '.join(f'{p:.2f}' for p in chosen)})", size, chosen))
     for name, m, alpha in rows:
         sampled, fooled, uniform = robust(found, alpha), found.foolable[:, :m], name.isdigit()
         best = ~fooled[:, int(fooled.mean(axis=0).argmin())]
@@ -168,20 +174,19 @@ def _table(method: str, judge: str, found: Evaluation, out: Path) -> Iterator[st
             _percent(estimate(sampled)),
             f"{100 * best.mean():.1f}",
         ]
-        cells += (
-            [_points(difference(sampled, best)), _points(two_way(sampled - ~fooled.T))] if m > 1 else ["", ""]
-        )
         average = _average(method, judge, found, m, out) if m > 1 and uniform else None
+        cells.append("" if m == 1 else _points(difference(sampled, best)))
+        cells.append("" if m == 1 or method != "iat" else _points(two_way(sampled - ~fooled.T)))
         cells.append("" if average is None else _percent(average))
         cells += [_percent(estimate(robust(found, alpha, q))) for q in RETRIES]
         cells += [_papers(each, m) if uniform else "" for each in ("iat", "barre")]
         yield f"| {' | '.join(cells)} |"
-    said = "α chosen on validation images is uniform. " if chosen is not None and len(rows) == size else ""
     yield ""
     yield (
-        f"{said}Robust accuracy in percent of M members sampled uniformly, with 95 % intervals; the best member of "
-        "each row is found on the same images. Natural / under ARC-R in the paper. *: one training against M sampled, "
-        f"interval over seeds and images. Cost: {found.cost.forwards + found.cost.backwards:,} passes."
+        "Robust accuracy in percent of M members sampled uniformly, and in the last row with α chosen on validation "
+        "images under ARC-R, with 95 % intervals; the best member of each row is found on the same images. Natural / "
+        "under ARC-R in the paper. *: M sampled against one independent training, interval over seeds and images. "
+        f"Cost: {found.cost.forwards + found.cost.backwards:,} passes."
     )
     yield ""
 
@@ -206,16 +211,21 @@ def _verdict(method: str, found: dict[str, Evaluation]) -> str:
     judge, last = list(found)[-1], list(found.values())[-1]
     best = paper()["best"]["resnet20"]
     theirs = best[method]["cifar10"][1] - best["at"]["cifar10"][1]
-    pays, fails = gain.value >= PAYS and gain.low > 0, gain.high < PAYS
-    verdict = (
-        "sampling pays" if pays else "sampling does not pay" if fails else "it is open whether sampling pays"
-    )
+    verdict = "it is open whether sampling pays"
+    if gain.high < PAYS:
+        verdict = "sampling does not pay"
+    elif gain.value >= PAYS and gain.low > 0:
+        verdict = "sampling pays"
     return (
-        f"{last.members} {method.upper()} members sampled uniformly, minus the best of them on the same images: "
+        f"{last.members} {method.upper()} members sampled uniformly, minus the best of them on {_images(last)}: "
         f"{'; '.join(said)} (the paper, five members, ARC-R: {theirs:+.1f} over AT). By the rule set beforehand (at "
         f"least {100 * PAYS:.0f} points, interval above 0, under the suite), {verdict}"
         f"{'' if judge == 'standard' else ' as far as ARC-R tells'}."
     )
+
+
+def _images(found: Evaluation) -> str:
+    return f"{'the first ' * (found.n < IMAGES)}{found.n:,} of {IMAGES:,} test images"
 
 
 def _papers(method: str, m: int) -> str:
@@ -236,24 +246,50 @@ def _points(value: Estimate) -> str:
     return f"{100 * value.value:+.1f} ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
 
 
+def entry(method: str, out: Path, place: Path, commit: str | None) -> Path:
+    """Put a method's members into a zoo as one run, with their evaluations; the folder of the entry."""
+    runs = members(method)
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / method
+        if method == "iat":
+            _independent(runs, run)
+        else:
+            shutil.copytree(runs[0], run)
+        for judge, name in (("standard", "evaluation"), ("arc-r", "evaluation-arc-r")):
+            shutil.copyfile(out / f"{method}-{judge}.json", run / f"{name}.json")
+        return add(run, f"cifar10-resnet20-{method}-m{len(load(run / 'ensemble'))}", place, commit=commit)
+
+
+def _independent(runs: Sequence[Path], folder: Path) -> None:
+    """IAT from finished networks: nothing is trained, α is uniform, and the cost is that of the networks."""
+    recipe = load_recipe(FOLDER / "at50.toml", ["sampling.method=uniform"])
+    given = {"method": "iat", "members": len(runs), "first": tuple(map(str, runs))}
+    train(recipe.model_copy(update=given), folder)
+    costs = [read_json(run / "training.json")["cost"] for run in runs]
+    total = {key: sum(cost[key] for cost in costs) for key in ("forwards", "backwards", "seconds")}
+    write_json(folder / "training.json", {**read_json(folder / "training.json"), "cost": total})
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table, or measure first."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", nargs="?", default="table", choices=["table", "measure"])
+    """Print the table, measure, or make the zoo's entries."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", default="table", choices=["table", "measure", "zoo"])
     parser.add_argument("--judge", action="append", choices=JUDGES, help="both by default")
-    parser.add_argument("--method", default="iat", choices=["iat", "barre"])
-    parser.add_argument(
-        "--members", type=int, help="only the first so many; all that are finished by default"
-    )
+    parser.add_argument("--method", default="iat", choices=["iat", "barre"], help="what is measured")
     parser.add_argument("--limit", type=int, help="use only this many of the first test images")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the evaluations are")
     parser.add_argument("--store", type=Path, default=Path("runs/plateau"), help="the witness store")
+    parser.add_argument("--zoo", type=Path, default=ZOO, help="where the entries go")
+    parser.add_argument("--commit", help="the sources that trained the networks, for the cards")
     asked = parser.parse_args(arguments)
+    if asked.command == "zoo":
+        for method in ("iat", "barre"):
+            if members(method):
+                print(entry(method, asked.out, asked.zoo, asked.commit))
+        return
     if asked.command == "measure":
         runs = [load(run / "ensemble") for run in members(asked.method)]
-        networks = [member for rec in runs for member in rec.members][: asked.members]
+        networks = [member for rec in runs for member in rec.members]
         rec = RandomizedEnsemble(networks, threat=runs[0].threat)
         for judge in asked.judge or JUDGES:
             measure(rec, asked.method, judge, asked.limit, asked.out, asked.store)

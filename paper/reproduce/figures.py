@@ -9,7 +9,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from paper.reproduce.measure import Measured
 from paper.reproduce.tables import Found, Wanted, paper
 from randens.core.files import write_atomic
 
@@ -30,66 +29,45 @@ def points(found: Found, networks: Sequence[str]) -> dict[str, list[dict[str, An
         pair = [found.get(Wanted("cifar10", network, method)) for method in ("mrboost", "barre")]
         size = min([4, *(have.members for have in pair if have is not None)])
         for method in _STYLES:
-            run = Wanted("cifar10", network, method)
-            have = found.get(run)
+            have = found.get(Wanted("cifar10", network, method))
             m = 1 if method == "at" else size
+            together = m if method == "mrboost" else 1
             stated = paper()["sizes"]["cifar10"][network]["barre" if method == "at" else method][m - 1][1]
-            cost = paper()["mflops"][network] * (m if method == "mrboost" else 1)
-            ours = None if have is None else _ours(have, method, m)
-            theirs = {"mflops": cost, "robust": stated}
+            ours = None
+            if have is not None:
+                robust = (have.deterministic if method == "mrboost" else have.randomized)[m - 1][1]
+                ours = {"mflops": sum(have.flops[:together]) / 1e6, "robust": 100 * robust}
+            theirs = {"mflops": paper()["mflops"][network] * together, "robust": stated}
             listed[method].append({"network": network, "members": m, "ours": ours, "paper": theirs})
     return listed
 
 
-def _ours(have: Measured, method: str, m: int) -> dict[str, float]:
-    if method == "mrboost":
-        return {"mflops": sum(have.flops[:m]) / 1e6, "robust": 100 * have.deterministic[m - 1][1]}
-    return {"mflops": have.flops[0] / 1e6, "robust": 100 * have.randomized[m - 1][1]}
-
-
-def figure1(found: Found, networks: Sequence[str], title: str) -> Figure:
+def figure1(found: Found, networks: Sequence[str]) -> Figure:
     """Robust accuracy against FLOPs per inference, ours (left) and the paper's (right)."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, side in zip(figure.subplots(1, 2), ("ours", "paper"), strict=True):
         for method, entries in points(found, networks).items():
             known = [entry[side] for entry in entries if entry[side] is not None]
-            if not known:
-                continue
             x, y = ([point[key] for point in known] for key in ("mflops", "robust"))
             (marker, color, label), size = _STYLES[method], 130 if method == "barre" else 55
             axes.scatter(x, y, s=size, marker=marker, color=color, label=label)
-        axes.set_xlabel("MFLOPs per inference")
-        axes.set_ylabel("robust accuracy [%]")
-        axes.set_title(side, fontsize=9)
-        if axes.collections:
-            axes.set_xscale("log")
-        _finish(axes, bool(axes.collections))
-    figure.suptitle(title, fontsize=10)
+        axes.set(xlabel="MFLOPs per inference", ylabel="robust accuracy [%]", title=side, xscale="log")
+        axes.legend(fontsize=7)
+    figure.suptitle("Cost and robustness (Figure 1)", fontsize=10)
     return figure
 
 
-def figure4(curves: Mapping[str, Sequence[tuple[int, float, float]]], title: str) -> Figure:
+def figure4(curves: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
     """Robust (left) and natural (right) accuracy per epoch of the second member, by training attack."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for (name, curve), color in zip(curves.items(), ("#2166ac", "#b35806"), strict=False):
-        epochs = [epoch for epoch, _, _ in curve]
-        left.plot(epochs, [100 * robust for _, _, robust in curve], color=color, label=name)
-        right.plot(epochs, [100 * natural for _, natural, _ in curve], color=color, label=name)
-    for axes, what in ((left, "robust"), (right, "natural")):
-        axes.set_xlabel("epoch of the second member")
-        axes.set_ylabel(f"{what} accuracy [%]")
-        _finish(axes, bool(curves))
-    figure.suptitle(title, fontsize=10)
+    for axes, part, what in zip(figure.subplots(1, 2), (2, 1), ("robust", "natural"), strict=True):
+        for (name, curve), color in zip(curves.items(), ("#2166ac", "#b35806"), strict=False):
+            axes.plot([at[0] for at in curve], [100 * at[part] for at in curve], color=color, label=name)
+        axes.set(xlabel="epoch of the second member", ylabel=f"{what} accuracy [%]")
+        if curves:
+            axes.legend(fontsize=7)
+    figure.suptitle("BARRE's second member by training attack (Figure 4)", fontsize=10)
     return figure
-
-
-def _finish(axes: Any, filled: bool) -> None:
-    if not filled:
-        axes.text(0.5, 0.5, "no runs yet", ha="center", va="center", transform=axes.transAxes)
-        return
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
 
 
 def save(figure: Figure, path: Path) -> None:

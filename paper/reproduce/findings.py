@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,24 +13,8 @@ from randens.evaluation import Estimate, difference
 CLOSE = 0.005
 """The paper: BARRE is within about 0.5 % of the deterministic ensemble, at a half to a quarter of its compute."""
 
-_PAIRS = (
-    *(("barre", "at"), ("barre", "iat"), ("barre", "mrboost")),
-    *(("iat", "at"), ("mrboost", "at")),
-)
+_PAIRS = (("barre", "at"), ("barre", "iat"), ("barre", "mrboost"), ("iat", "at"), ("mrboost", "at"))
 _CALLED = {"at": "AT", "iat": "IAT", "mrboost": "MRBoost-R", "barre": "BARRE"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How much more robust accuracy one way has than another on the same images, and its share of the FLOPs."""
-
-    name: str
-    points: Estimate
-    flops: float = 1.0
-
-    def __str__(self) -> str:
-        low, value, high = (100 * part for part in (self.points.low, self.points.value, self.points.high))
-        return f"{self.name} {value:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def findings(found: Found, networks: Sequence[str], names: Names) -> list[str]:
@@ -39,7 +22,11 @@ def findings(found: Found, networks: Sequence[str], names: Names) -> list[str]:
     said = [line for pair in _PAIRS for line in _sampled(found, networks, names, *pair)]
     said += _against_averages(found, networks, names)
     said += _later_members(found, networks)
-    one_hot = [_label(names, run) for run, have in found.items() if have.one_hot]
+    one_hot = [
+        f"{_place(names, run.network, run.data)}, {_CALLED.get(run.method, run.method)}"
+        for run, have in found.items()
+        if have.one_hot
+    ]
     if one_hot:
         said.append(f"- One member has all the weight, so nothing is sampled (‡): {'; '.join(one_hot)}.")
     return said
@@ -48,33 +35,40 @@ def findings(found: Found, networks: Sequence[str], names: Names) -> list[str]:
 def _sampled(found: Found, networks: Sequence[str], names: Names, one: str, two: str) -> Iterator[str]:
     """How much more robust accuracy one method's ensemble has than another's."""
     compared = [
-        Comparison(_place(names, network, data), difference(rival.risks["sampled"], have.risks["sampled"]))
+        (_place(names, network, data), difference(rival.risks["sampled"], have.risks["sampled"]))
         for network, data, have, rival in _both(found, networks, one, two)
     ]
     if compared:
-        mean = float(np.mean([each.points.value for each in compared]))
+        mean = float(np.mean([gain.value for _, gain in compared]))
         title = f"{_CALLED[one]} − {_CALLED[two]}, robust accuracy"
-        yield f"- {title}: {'; '.join(map(str, compared))}. Mean {100 * mean:+.1f} points."
+        yield f"- {title}: {_listed(compared)}. Mean {100 * mean:+.1f} points."
 
 
 def _against_averages(found: Found, networks: Sequence[str], names: Names) -> Iterator[str]:
     """The paper's second claim: BARRE sampled against MRBoost averaged, members alike, and the ratio of FLOPs."""
-    compared = []
+    compared, ratios = [], set()
     for network, data, have, rival in _both(found, networks, "barre", "mrboost"):
-        ratio = sum(rival.flops) / float(np.dot(have.probs, have.flops))
+        ratios.add(round(sum(rival.flops) / float(np.dot(have.probs, have.flops)), 1))
         gain = difference(rival.risks["averaged"], have.risks["sampled"])
-        compared.append(Comparison(_place(names, network, data), gain, ratio))
+        compared.append((_place(names, network, data), gain))
     if not compared:
         return
-    within = sum(each.points.low >= -CLOSE for each in compared)
-    refuted = sum(each.points.high < -CLOSE for each in compared)
-    ratios = sorted({round(each.flops, 1) for each in compared})
-    times = " to ".join(f"{ratio:g}" for ratio in dict.fromkeys((ratios[0], ratios[-1])))
+    within = sum(gain.low >= -CLOSE for _, gain in compared)
+    refuted = sum(gain.high < -CLOSE for _, gain in compared)
+    times = " to ".join(f"{ratio:g}" for ratio in sorted({min(ratios), max(ratios)}))
     verdict = f"shown in {within}, refuted in {refuted} and open in {len(compared) - within - refuted}"
     yield (
-        f"- BARRE sampled − MRBoost averaged, robust accuracy: {'; '.join(map(str, compared))}; averaging takes "
-        f"{times} times the FLOPs. The paper: within about 0.5 points at a half to a quarter of the FLOPs. Here that "
-        f"is {verdict} of {len(compared)} cases."
+        f"- BARRE sampled − MRBoost averaged, robust accuracy: {_listed(compared)}; averaging takes {times} times the "
+        "FLOPs. The paper: within about 0.5 points at a half to a quarter of the FLOPs. Here that is "
+        f"{verdict} of {len(compared)} cases."
+    )
+
+
+def _listed(compared: Sequence[tuple[str, Estimate]]) -> str:
+    """Differences on the same images, in points with intervals."""
+    return "; ".join(
+        f"{name} {100 * gain.value:+.1f} ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+        for name, gain in compared
     )
 
 
@@ -108,7 +102,3 @@ def _both(
 
 def _place(names: Names, network: str, data: str) -> str:
     return f"{names.networks[network]}, {names.data[data]}"
-
-
-def _label(names: Names, run: Wanted) -> str:
-    return f"{_place(names, run.network, run.data)}, {_CALLED.get(run.method, run.method)}"

@@ -7,6 +7,7 @@ data. What was measured for other members or under other settings is measured ag
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,8 +18,8 @@ import numpy as np
 from randens import attacks
 from randens.attacks import Attack, Cost
 from randens.core.devices import pick_device
-from randens.core.errors import FileError
-from randens.core.files import read_json, write_json
+from randens.core.errors import FileError, InputError, unknown
+from randens.core.files import read_json, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data
@@ -40,9 +41,6 @@ ALPHA = ("osp", "exact", "careful", "uniform")
 """How α is chosen: Algorithm 1 under attack (up to three members by the candidates of Theorems 1 and 2), the exact
 optimum on the validation images, the best upper confidence bound there, or not at all."""
 
-_FORMAT = "randens-measured-3"
-_FILE = "measured.json"
-
 Pair = tuple[float, float]
 """(natural, robust) accuracy, shares."""
 
@@ -56,6 +54,12 @@ class Settings:
     limit: int | None = None
     seed: int = 0
     compare: bool = True
+
+    def __post_init__(self) -> None:
+        if self.alpha not in ALPHA:
+            unknown("rule for α", self.alpha, ALPHA)
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"limit is {self.limit}; it must be a whole number ≥ 1")
 
     def build(self, threat: Threat) -> Attack:
         return attacks.create(self.attack, threat, seed=self.seed)
@@ -102,40 +106,24 @@ class Measured:
         return Measured(**{key: _tuples(part) for key, part in value.items()})
 
 
-def measured(run: Run, settings: Settings) -> Measured | None:
-    """What was measured before under these settings; None if that was never done."""
-    path = run.path / _FILE
-    if not path.is_file():
-        return None
-    document, same = read_json(path), _identity(settings, load(run.ensemble))
-    if not isinstance(document, dict) or any(document.get(key) != value for key, value in same.items()):
-        return None
-    try:
-        return Measured.from_json(document["measured"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FileError(f"{path} is damaged: remove it, and it is measured again") from error
-
-
 def measure(
     run: Run, settings: Settings, progress: Progress | None = None, *, device: str = "auto"
 ) -> Measured:
     """Measure the ensemble of a run, or read what was measured before; the result is kept in the run folder."""
-    known = measured(run, settings)
-    if known is not None:
-        return known
-    rec = load(run.ensemble).to(pick_device(device))
+    rec, path = load(run.ensemble).to(pick_device(device)), run.path / "measured.json"
+    same = {"settings": asdict(settings), "ensemble": fingerprint(rec)}
+    if path.is_file():
+        document = read_json(path)
+        if all(document.get(key) == value for key, value in same.items()):
+            return Measured.from_json(document["measured"])
     if rec.threat is None:
         raise FileError(f"{run.path} names no threat; train it again")
     test, validation = (
         as_data(run_data(run), split=split, limit=settings.limit) for split in ("test", "validation")
     )
     found = _Work(run, rec, rec.threat, test, validation, settings, progress or silent).all()
-    write_json(run.path / _FILE, {**_identity(settings, rec), "measured": asdict(found)})
+    write_atomic(path, json.dumps({**same, "measured": asdict(found)}).encode())
     return found
-
-
-def _identity(settings: Settings, rec: RandomizedEnsemble) -> dict[str, Any]:
-    return {"format": _FORMAT, "settings": asdict(settings), "ensemble": fingerprint(rec)}
 
 
 @dataclass
@@ -152,8 +140,8 @@ class _Work:
     cost: Cost = field(default_factory=Cost)
 
     def all(self) -> Measured:
-        recipe = self.run.manifest.get("recipe") or {}
-        method = str(recipe.get("method", "at"))
+        recipe, spent = self.run.manifest["recipe"], self.run.read("training")["cost"]
+        method = recipe["method"]
         members, averages = len(self.rec), method == "mrboost"
         rec = self._sampled(self.rec)
         whole = self._evaluate(rec, average=averages)
@@ -181,8 +169,8 @@ class _Work:
             risks={name: tuple(np.round(values, 6).tolist()) for name, values in risks.items()},
             attacks={name: self._compared(name) for name in compared},
             curve=self._curve(),
-            epochs=int(recipe.get("epochs", 0)),
-            training_passes=_trained(self.run),
+            epochs=recipe["epochs"],
+            training_passes=spent["forwards"] + spent["backwards"],
             measuring_passes=self.cost.forwards + self.cost.backwards,
         )
 
@@ -235,12 +223,6 @@ def _l2(threat: Threat, dimension: int) -> Threat:
     if threat.norm == "l2":
         return threat
     return Threat("l2", 2.0 * (threat.eps / (8 / 255)) * math.sqrt(dimension / 3072), threat.bounds)
-
-
-def _trained(run: Run) -> int:
-    """Member passes that training took, as the run recorded them."""
-    cost = run.read("training").get("cost", {}) if (run.path / "training.json").is_file() else {}
-    return int(cost.get("forwards", 0)) + int(cost.get("backwards", 0))
 
 
 def _pair(accuracy: Accuracy) -> Pair:

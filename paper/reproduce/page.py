@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import time
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paper.reproduce.figures import figure1, figure4, points, save
+from paper.reproduce.figures import figure1, figure4, save
 from paper.reproduce.findings import findings
-from paper.reproduce.measure import ALPHA, Measured, Settings, measure
-from paper.reproduce.plan import Planned, check, plan, scale_named
-from paper.reproduce.tables import Table, Wanted, tables
-from randens.core.errors import InputError, unknown
-from randens.core.files import Plain, write_atomic, write_json
+from paper.reproduce.measure import Measured, Settings, measure
+from paper.reproduce.plan import SCALES, Planned, check, plan
+from paper.reproduce.tables import Found, Wanted, tables
+from randens.core.files import read_json, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import Run
 from randens.training import train
@@ -26,143 +24,116 @@ _CURVES = {"barre": "trained with APGD", "barre-arc": "trained with ARC"}
 
 
 @dataclass(frozen=True)
-class Reproduction(Plain):
-    """Tables and figures, what they say, the missing runs with the commands that make them, and the cost."""
+class Measurements:
+    """What was measured at a scale, by the names of the runs: all that the page is made from."""
 
     scale: str
-    about: str
-    tables: tuple[Table, ...]
-    findings: tuple[str, ...]
-    figure1: dict[str, list[dict[str, Any]]]
-    curves: dict[str, tuple[tuple[int, float, float], ...]]
-    missing: dict[str, str]
     settings: Settings
-    budget: dict[str, dict[str, int]]
-    seconds: float
-    figures: tuple[str, ...]
+    runs: dict[str, Measured]
 
-    def markdown(self) -> str:
-        """All of it as one page."""
-        lines = [
-            f"# The paper's tables at the {self.scale} scale",
-            "",
-            f"Made by `python -m paper.reproduce --scale {self.scale}`; no number is typed by hand. {self.about}",
-            "",
-            f"Attack: {self.settings.attack}; α chosen on validation data by the rule `{self.settings.alpha}`, for "
-            "every method and size; only † and Table 5 sample uniformly, as the paper does. Each cell: ours (the "
-            "paper's), accuracies in percent; – where a run is missing; ‡ where one member has all the weight. Robust "
-            "accuracies are pointwise worst cases over the attacks on the ensemble and on each member, on test data. "
-            "Every run has one seed, so the intervals (95 %) are over the images alone.",
-            "",
-            *self.findings,
-            "",
-        ]
-        for table in self.tables:
-            lines += [f"## {table.title}", "", table.markdown(), ""]
-        for name in self.figures:
-            lines += [f"![{Path(name).stem}]({name})", ""]
-        lines += ["## Budget", ""]
-        lines.append("| run | members | epochs | test inputs | passes to train | passes to measure |")
-        lines.append("|---|---:|---:|---:|---:|---:|")
-        for name, spent in self.budget.items():
-            lines.append(f"| {name} | " + " | ".join(f"{number:,}" for number in spent.values()) + " |")
-        lines += [
-            "",
-            "The paper trains 100 epochs per member with PGD-10 and attacks 10,000 test images.",
-            "",
-        ]
-        if self.missing:
-            missing = (f"- {name}: `{how}`" for name, how in self.missing.items())
-            lines += ["## Missing runs", "", *missing, ""]
-        return "\n".join(lines)
+    def save(self, path: Path) -> None:
+        """Write JSON, one run per line."""
+        runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(asdict(one))}" for name, one in self.runs.items())
+        head = f'{{"scale": "{self.scale}", "settings": {json.dumps(asdict(self.settings))}, "runs": {{\n'
+        write_atomic(path, f"{head}{runs}\n}}}}\n".encode())
 
-    def latex(self) -> str:
-        """The tables in LaTeX, in the paper's layout; needs booktabs and multirow."""
-        return "\n\n".join(table.latex() for table in self.tables) + "\n"
+    @staticmethod
+    def load(path: Path) -> Measurements:
+        """Inverse of `save`."""
+        read = read_json(path)
+        runs = {name: Measured.from_json(one) for name, one in read["runs"].items()}
+        return Measurements(read["scale"], Settings(**read["settings"]), runs)
+
+    @property
+    def found(self) -> Found:
+        """In the paper's terms."""
+        return {run.wanted: self.runs[run.name] for run in plan(self.scale) if run.name in self.runs}
+
+    @property
+    def curves(self) -> dict[str, Any]:
+        """Figure 4: the second member by epoch, for both training attacks."""
+        runs = {text: self.found.get(Wanted("cifar10", "resnet20", how)) for how, text in _CURVES.items()}
+        return {text: have.curve for text, have in runs.items() if have is not None}
+
+
+def page(done: Measurements, folder: Path | None = None, changes: Sequence[str] = ()) -> str:
+    """Tables, what they say, the missing runs with the commands that make them, and the cost, in Markdown."""
+    scale = SCALES[done.scale]
+    lines = [
+        f"# The paper's tables at the {done.scale} scale",
+        "",
+        f"Made by `python -m paper.reproduce --scale {done.scale}`; no number is typed by hand. {scale.about}",
+        "",
+        f"Attack: {done.settings.attack}; α chosen on validation data by the rule `{done.settings.alpha}`, for every "
+        "method and size; only † and Table 5 sample uniformly, as the paper does. Each cell: ours (the paper's), "
+        "accuracies in percent; – where a run is missing; ‡ where one member has all the weight. Robust accuracies are "
+        "pointwise worst cases over the attacks on the ensemble and on each member, on test data. Every run has one "
+        f"seed ({done.settings.seed}), so the intervals (95 %) are over the images alone.",
+        "",
+        *findings(done.found, scale.networks, scale.names),
+        *_figure4_says(done.curves),
+        "",
+    ]
+    for table in tables(done.found, scale.networks, scale.names):
+        lines += [f"## {table.title}", "", table.markdown(), ""]
+    lines += ["## Budget", ""]
+    lines.append("| run | members | epochs | test inputs | passes to train | passes to measure |")
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for name, one in done.runs.items():
+        spent = (one.members, one.epochs, one.n, one.training_passes, one.measuring_passes)
+        lines.append(f"| {name} | " + " | ".join(f"{number:,}" for number in spent) + " |")
+    lines += ["", "The paper trains 100 epochs per member with PGD-10 and attacks 10,000 test images.", ""]
+    if missing := [run for run in plan(done.scale) if run.name not in done.runs]:
+        where = folder or Path("runs") / done.scale
+        named = (f"- {run.name}: `{run.command(where, changes)}`" for run in missing)
+        lines += ["## Missing runs", "", *named, ""]
+    return "\n".join(lines)
 
 
 def reproduce(
     scale: str,
-    runs: str | os.PathLike[str] | None = None,
+    folder: Path,
+    settings: Settings,
     *,
-    training: bool | None = None,
+    training: bool,
     only: Sequence[str] = (),
-    settings: Sequence[str] = (),
-    attack: str = "arc-r",
-    alpha: str | None = None,
-    limit: int | None = None,
+    changes: Sequence[str] = (),
     device: str = "auto",
-    seed: int = 0,
     progress: Progress | None = None,
-) -> Reproduction:
-    """Regenerate the paper's tables from the run folders below `runs` (None: runs/<scale>).
+) -> Measurements:
+    """Regenerate the paper's tables from the run folders below `folder`.
 
-    training: train what is missing, by default only at the digits scale. only: runs whose names begin so. settings:
-    ``key=value`` for the recipes. alpha: the rule for α, by default the scale's. limit: the number of test inputs.
-    Writes reproduction.md, .tex, .json and the figures into `runs`. Interrupted, the same call continues, on another
+    training: train what is missing. only: runs whose names begin so. changes: ``key=value`` for the recipes. Writes
+    reproduction.md, measurements.json and the figures into `folder`. Interrupted, the same call continues, on another
     device, too.
     """
-    begun = time.perf_counter()
-    report, chosen = progress or silent, scale_named(scale)
-    if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}; it must be a whole number ≥ 1")
-    rule = chosen.alpha if alpha is None else alpha
-    if rule not in ALPHA:
-        unknown("rule for α", rule, ALPHA)
-    folder = Path("runs") / scale if runs is None else Path(runs)
-    planned = plan(scale, only)
-    how = Settings(attack, rule, limit, seed)
-    if chosen.trains if training is None else training:
+    report, planned = progress or silent, plan(scale, only)
+    if training:
         unfinished = [run for run in planned if not _finished(folder / run.name)]
-        check(unfinished, folder, device, settings)
+        check(unfinished, folder, device, changes)
         for number, run in enumerate(unfinished):
             report("runs to train", number, len(unfinished))
-            _train(run, folder, seed, device, settings, _named(run.name, report))
-    found: dict[Wanted, Measured] = {}
-    missing: dict[str, str] = {}
-    for number, run in enumerate(planned):
-        report("runs to measure", number, len(planned))
-        if not _finished(folder / run.name):
-            missing[run.name] = run.command(folder, settings)
-            continue
+            _train(run, folder, settings.seed, device, changes, _named(run.name, report))
+    runs: dict[str, Measured] = {}
+    ready = [run for run in planned if _finished(folder / run.name)]
+    for number, run in enumerate(ready):
+        report("runs to measure", number, len(ready))
         # Table 5 is about CIFAR-10 alone.
-        compare = run.wanted.data == "cifar10"
-        ready, settings_ = Run.open(folder / run.name), replace(how, compare=compare)
-        found[run.wanted] = measure(ready, settings_, _named(run.name, report), device=device)
-    report("runs to measure", len(planned), len(planned))
-    curves = {
-        text: have.curve
-        for method, text in _CURVES.items()
-        if (have := found.get(Wanted("cifar10", "resnet20", method))) is not None
-    }
-    named = {run.name: found[run.wanted] for run in planned if run.wanted in found}
-    counted = ("members", "epochs", "n", "training_passes", "measuring_passes")
-    result = Reproduction(
-        scale=scale,
-        about=chosen.about,
-        tables=tables(found, chosen.networks, chosen.names),
-        findings=(*findings(found, chosen.networks, chosen.names), *_figure4_says(curves)),
-        figure1=points(found, chosen.networks),
-        curves=curves,
-        missing=missing,
-        settings=how,
-        budget={name: {key: getattr(have, key) for key in counted} for name, have in named.items()},
-        seconds=time.perf_counter() - begun,
-        figures=("figure1.png", "figure4.png"),
-    )
-    save(figure1(found, chosen.networks, "Cost and robustness (Figure 1)"), folder / "figure1.png")
-    save(figure4(curves, "BARRE's second member by training attack (Figure 4)"), folder / "figure4.png")
-    write_json(folder / "reproduction.json", result.to_json())
-    write_atomic(folder / "reproduction.md", result.markdown().encode())
-    write_atomic(folder / "reproduction.tex", result.latex().encode())
-    return result
+        how = replace(settings, compare=run.wanted.data == "cifar10")
+        runs[run.name] = measure(Run.open(folder / run.name), how, _named(run.name, report), device=device)
+    done, networks = Measurements(scale, settings, runs), SCALES[scale].networks
+    done.save(folder / "measurements.json")
+    write_atomic(folder / "reproduction.md", page(done, folder, changes).encode())
+    save(figure1(done.found, networks), folder / "figure1.png")
+    save(figure4(done.curves), folder / "figure4.png")
+    return done
 
 
 def _train(
-    run: Planned, folder: Path, seed: int, device: str, settings: Sequence[str], progress: Progress
+    run: Planned, folder: Path, seed: int, device: str, changes: Sequence[str], progress: Progress
 ) -> None:
     """Train a run, or continue it. Every method begins with the same adversarially trained network."""
-    recipe = run.load([f"seed={seed}", *([] if device == "auto" else [f"device={device}"]), *settings])
+    recipe = run.load([f"seed={seed}", f"device={device}", *changes])
     if run.first is not None:
         recipe = recipe.model_copy(update={"first": str(folder / run.first)})
     train(recipe, folder / run.name, progress=progress)

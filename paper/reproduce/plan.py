@@ -60,27 +60,19 @@ class Planned:
 
 @dataclass(frozen=True)
 class Scale:
-    """What replaces the paper's data and networks, where runs come from, and how α is chosen by default."""
+    """What replaces the paper's data and networks, and how α is chosen by default."""
 
     networks: tuple[str, ...]
     data: tuple[str, ...]
-    trains: bool
     alpha: str
     about: str
     planned: Callable[[Wanted], Planned]
     names: Names
 
 
-def scale_named(name: str) -> Scale:
-    """The scale called `name`."""
-    if name not in SCALES:
-        unknown("scale", name, SCALES)
-    return SCALES[name]
-
-
 def plan(scale: str, only: Sequence[str] = ()) -> tuple[Planned, ...]:
     """Every run that a scale needs, first members first; `only`: those whose names begin with one of these."""
-    chosen = scale_named(scale)
+    chosen = SCALES[scale]
     wanted = [Wanted(d, n, m) for d in chosen.data for n in chosen.networks for m in ("at", *METHODS)]
     runs = [chosen.planned(each) for each in (*wanted, Wanted("cifar10", "resnet20", "barre-arc"))]
     if not only:
@@ -96,19 +88,15 @@ def plan(scale: str, only: Sequence[str] = ()) -> tuple[Planned, ...]:
 def check(runs: Sequence[Planned], folder: Path, device: str, settings: Sequence[str] = ()) -> None:
     """Refuse to begin what could not be finished: recipes, data, device, and space for weights and witnesses."""
     pick_device(device)
-    present, needed, bytes_needed = data.present(), set(), 0
-    for run in runs:
-        recipe = run.load(settings)
-        needed.add(recipe.data.name)
-        weights = sum(p.numel() for p in network(recipe).parameters())
-        bytes_needed += 4 * weights * recipe.members * _WEIGHT_COPIES
-    if absent := sorted(name for name in needed if not present.get(name, False)):
+    present, recipes = data.present(), [run.load(settings) for run in runs]
+    if absent := sorted({recipe.data.name for recipe in recipes if not present.get(recipe.data.name)}):
         fetch = " && ".join(f"randens data fetch {name}" for name in absent)
         raise InputError(f"the data sets {', '.join(absent)} are not here; first: {fetch}")
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < bytes_needed:
-        raise InputError(f"runs needs about {bytes_needed / 1e9:.1f} GB; {existing} has {free / 1e9:.1f} GB")
+    weights = sum(recipe.members * p.numel() for recipe in recipes for p in network(recipe).parameters())
+    free, needed = shutil.disk_usage(existing).free, 4 * weights * _WEIGHT_COPIES
+    if free < needed:
+        raise InputError(f"runs needs about {needed / 1e9:.1f} GB; {existing} has {free / 1e9:.1f} GB")
 
 
 def hours(run: Planned, device: str, settings: Sequence[str] = ()) -> tuple[float, float]:
@@ -187,7 +175,6 @@ SCALES: dict[str, Scale] = {
     "digits": Scale(
         networks=tuple(_DIGITS_NETWORKS),
         data=DATA,
-        trains=True,
         alpha="careful",
         about=(
             "Small networks and images replace large ones: convolutional networks of 8 and 16 channels for ResNet-20 "
@@ -202,7 +189,6 @@ SCALES: dict[str, Scale] = {
     "cpu": Scale(
         networks=("resnet20",),
         data=("cifar10",),
-        trains=False,
         alpha="careful",
         about="ResNet-20 on CIFAR-10 by the recipes of `recipes/cpu`, made for two CPU cores; nothing else.",
         planned=_cifar("cpu"),
@@ -212,7 +198,6 @@ SCALES: dict[str, Scale] = {
         name: Scale(
             networks=NETWORKS,
             data=DATA,
-            trains=False,
             alpha="osp",
             about=f"The paper's networks, data, number of members and training, as {source}.",
             planned=_cifar(name),

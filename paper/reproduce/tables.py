@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paper.reproduce.measure import ATTACKS, Measured, Pair
-from randens.core.files import Plain, read_json
+from randens.core.files import read_json
 from randens.training.methods import METHOD_NAMES
 
 DATA = ("cifar10", "cifar100")
@@ -43,7 +43,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Cell(Plain):
+class Cell:
     """One number of ours and one of the paper's, in percent (with unit "M": in MFLOPs); None where there is none."""
 
     ours: float | None
@@ -72,56 +72,27 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table(Plain):
-    """A table of the paper: `labels` head the leading columns, `columns` (group, name) the cells.
+class Table:
+    """A table of the paper: `labels` head the leading columns, `columns` the cells.
 
     Rows with the same first label belong together, as the paper's networks do.
     """
 
-    name: str
     title: str
     labels: tuple[str, ...]
-    columns: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...]
     rows: tuple[Row, ...] = field(repr=False)
-
-    @property
-    def headings(self) -> tuple[str, ...]:
-        """Of the labels, then of the cells with their groups."""
-        return (*self.labels, *(f"{group} {name}".strip() for group, name in self.columns))
-
-    def _blocks(self) -> list[list[Row]]:
-        return [list(rows) for _, rows in itertools.groupby(self.rows, key=lambda row: row.labels[0])]
 
     def markdown(self) -> str:
         """A Markdown table; each cell: ours (the paper's)."""
-        lines = ["| " + " | ".join(self.headings) + " |"]
+        lines = ["| " + " | ".join((*self.labels, *self.columns)) + " |"]
         lines.append("|" + "---|" * len(self.labels) + "---:|" * len(self.columns))
-        for block in self._blocks():
-            for number, row in enumerate(block):
-                first = row.labels[0] if number == 0 else ""
-                lines.append("| " + " | ".join([first, *row.labels[1:], *map(str, row.cells)]) + " |")
+        before = ""
+        for row in self.rows:
+            first = "" if row.labels[0] == before else row.labels[0]
+            before = row.labels[0]
+            lines.append("| " + " | ".join([first, *row.labels[1:], *map(str, row.cells)]) + " |")
         return "\n".join(lines)
-
-    def latex(self) -> str:
-        """A LaTeX table with the packages booktabs and multirow, grouped as the paper's."""
-        groups = [(g, len(list(c))) for g, c in itertools.groupby(self.columns, key=lambda column: column[0])]
-        lead = len(self.labels)
-        top = [f"\\multirow{{2}}{{*}}{{{_tex(label)}}}" for label in self.labels]
-        top += [f"\\multicolumn{{{size}}}{{c}}{{{_tex(group)}}}" for group, size in groups]
-        bottom = [""] * lead + [_tex(name) for _, name in self.columns]
-        lines = [
-            f"% {self.title}",
-            f"\\begin{{tabular}}{{{'l' * lead}{'r' * len(self.columns)}}}",
-            "\\toprule",
-        ]
-        lines += [" & ".join(head) + r" \\" for head in (top, bottom)]
-        for block in self._blocks():
-            lines.append("\\midrule")
-            for number, row in enumerate(block):
-                first = f"\\multirow{{{len(block)}}}{{*}}{{{_tex(row.labels[0])}}}" if number == 0 else ""
-                texts = [_tex(str(part)) for part in (*row.labels[1:], *row.cells)]
-                lines.append(" & ".join([first, *texts]) + r" \\")
-        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
 
 
 @dataclass(frozen=True)
@@ -178,9 +149,9 @@ def _best(found: Found, networks: Sequence[str], names: Names) -> Table:
             one_hot = not uniform and any(found[run].one_hot for run in runs if run in found)
             label = "MRBoost-R†" if uniform else METHOD_NAMES[method] + ("‡" if one_hot else "")
             rows.append(Row((names.networks[network], label, size), tuple(cells)))
-    columns = tuple(itertools.product((names.data[data] for data in DATA), _ACCURACIES))
+    columns = tuple(f"{names.data[data]} {name}" for data in DATA for name in _ACCURACIES)
     title = "Table 1. BARRE and other methods, randomized ensembles († uniform sampling)"
-    return Table("table1", title, ("Network", "Method", "Size M"), columns, tuple(rows))
+    return Table(title, ("Network", "Method", "Size M"), columns, tuple(rows))
 
 
 def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
@@ -200,9 +171,9 @@ def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names:
                 cells += _cells(pairs[m - 1] if m <= len(pairs) else None, numbers)
                 cells.append(Cell(cost, paper()["mflops"][network] * together, "M"))
             rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells)))
-    columns = tuple((f"M = {m}", name) for m in range(1, _MOST_SIZES + 1) for name in (*_ACCURACIES, "FLOPs"))
+    columns = tuple(f"M = {m} {name}" for m in range(1, _MOST_SIZES + 1) for name in (*_ACCURACIES, "FLOPs"))
     title = f"{number}. BARRE (randomized) and MRBoost (deterministic) by size, {names.data[data]}"
-    return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
+    return Table(title, ("Network", "Method"), columns, tuple(rows))
 
 
 def _individual(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
@@ -216,9 +187,9 @@ def _individual(found: Found, networks: Sequence[str], data: str, number: str, n
                 pair = have.individual[i] if have is not None and i < have.members else None
                 cells += _cells(pair, stated[i] if i < len(stated) else (None, None))
             rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells)))
-    columns = tuple((f"f{i}", name) for i in range(1, _MOST_MEMBERS + 1) for name in _ACCURACIES)
+    columns = tuple(f"f{i} {name}" for i in range(1, _MOST_MEMBERS + 1) for name in _ACCURACIES)
     title = f"{number}. Members attacked alone, {names.data[data]}"
-    return Table(number.lower().replace(" ", ""), title, ("Network", "Method"), columns, tuple(rows))
+    return Table(title, ("Network", "Method"), columns, tuple(rows))
 
 
 def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
@@ -233,9 +204,9 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
             )
             label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
             rows.append(Row((names.networks[network], label), cells))
-    columns = tuple(("", ATTACK_NAMES[a]) for a in ATTACKS)
+    columns = tuple(ATTACK_NAMES[a] for a in ATTACKS)
     title = f"Table 5. Robust accuracy by attack, uniform sampling, {names.data['cifar10']}"
-    return Table("table5", title, ("Network", "Method"), columns, tuple(rows))
+    return Table(title, ("Network", "Method"), columns, tuple(rows))
 
 
 def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table:
@@ -255,16 +226,10 @@ def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table
                 if ours or stated:
                     label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
                     rows.append(Row((names.networks[network], label, names.data[data]), cells))
-    columns = tuple(("", f"α{i}") for i in range(1, _MOST_MEMBERS + 1))
+    columns = tuple(f"α{i}" for i in range(1, _MOST_MEMBERS + 1))
     title = "Probabilities of the ensembles (Section 5, in the text)"
-    return Table("table7", title, ("Network", "Method", "Data"), columns, tuple(rows))
+    return Table(title, ("Network", "Method", "Data"), columns, tuple(rows))
 
 
 def _cells(pair: Pair | None, numbers: Sequence[float | None]) -> list[Cell]:
     return [Cell(None if pair is None else 100 * pair[i], numbers[i]) for i in range(2)]
-
-
-def _tex(text: str) -> str:
-    signs = {"_": r"\_", "%": r"\%", "†": r"$^\dagger$", "‡": r"$^\ddagger$", "–": "--"}
-    signs |= {"α": r"$\alpha$", "ε": r"$\varepsilon$"}
-    return "".join(signs.get(letter, letter) for letter in text)

@@ -6,6 +6,7 @@ No GPU is needed: `elsewhere` is a device that holds numbers and refuses any mix
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,26 @@ def test_the_device_of_these_tests_refuses_mixtures() -> None:
             there + torch.rand(3, 2)
         with pytest.raises(RuntimeError):
             there.numpy()
+
+
+def test_verdicts_and_attacks_never_use_tf32() -> None:
+    switches: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [switch.allow_tf32 for switch in switches]
+    rec, seen = ensemble(), []
+    for member in rec.members:
+        member.register_forward_pre_hook(lambda *_: seen.append([switch.allow_tf32 for switch in switches]))
+    x, y = (t[:4] for t in digits("test"))
+    try:
+        for switch in switches:
+            switch.allow_tf32 = True
+        rec.errors(x, y)
+        attacks.create("fgsm", BALLS[0])(rec, x, y)
+        assert len(seen) >= 4
+        assert not any(map(any, seen))
+        assert all(switch.allow_tf32 for switch in switches)
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
 
 
 @pytest.mark.parametrize(("name", "threat"), CASES)

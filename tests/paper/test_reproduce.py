@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,15 @@ import pytest
 from paper.reproduce.__main__ import main as command
 from paper.reproduce.figures import points
 from paper.reproduce.findings import findings
-from paper.reproduce.measure import ATTACKS, Measured, Settings, measure, measured
-from paper.reproduce.page import reproduce
+from paper.reproduce.measure import ATTACKS, Measured, Settings, measure
+from paper.reproduce.page import Measurements, page, reproduce
 from paper.reproduce.plan import SCALES, check, hours, plan
 from paper.reproduce.tables import Table, Wanted, paper_names, tables
 from tests.evaluation.evaluated import evaluate
 from tests.evaluation.trained import THREAT, digits, ensemble
 
 from randens import RandomizedEnsemble
-from randens.core.errors import FileError, InputError
-from randens.core.files import read_json, write_json
+from randens.core.errors import InputError
 from randens.core.runs import Run
 
 FEW = Settings(limit=30, alpha="exact")
@@ -47,8 +46,7 @@ def made_up(members: int = 3, **changes: Any) -> Measured:
 def row(table: Table, *labels: str) -> dict[str, Any]:
     """The only row with all of these labels, cells by heading."""
     (found,) = [r for r in table.rows if all(label in r.labels for label in labels)]
-    headings = table.headings[len(found.labels) :]
-    return {h: (c.ours, c.paper) for h, c in zip(headings, found.cells, strict=True)}
+    return {h: (c.ours, c.paper) for h, c in zip(table.columns, found.cells, strict=True)}
 
 
 def test_cells_hold_what_their_run_measured() -> None:
@@ -70,9 +68,6 @@ def test_cells_hold_what_their_run_measured() -> None:
     assert row(seven, "ResNet-20", "BARRE", "CIFAR-10")["α1"] == (pytest.approx(50.0), None)
     assert all(cell.ours is None for table in (four, six) for row in table.rows for cell in row.cells)
     assert "| 30.00 (47.35) |" in one.markdown()
-    tex = tables({})[1].latex()
-    assert r"\multirow{2}{*}{ResNet-20} & MRBoost & -- (73.18) & -- (41.99)" in tex
-    assert r"\multicolumn{3}{c}{M = 4}" in tex
 
 
 def test_figure_one_compares_at_equal_terms() -> None:
@@ -111,7 +106,7 @@ def _run(path: Path, rec: RandomizedEnsemble, method: str) -> Run:
     return run
 
 
-def test_measured_is_what_an_evaluation_says(tmp_path: Path) -> None:
+def test_measured_is_what_an_evaluation_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = _run(tmp_path / "run", ensemble("linear", "mlp"), "mrboost")
     found = measure(run, FEW)
     rec = ensemble("linear", "mlp").with_probs(found.probs)
@@ -126,15 +121,14 @@ def test_measured_is_what_an_evaluation_says(tmp_path: Path) -> None:
     assert (found.epochs, found.training_passes) == (7, 150)
     assert 1 - sum(found.risks["sampled"]) / 30 == pytest.approx(found.randomized[-1][1], abs=1e-5)
     assert 1 - sum(found.risks["averaged"]) / 30 == pytest.approx(found.deterministic[-1][1], abs=1e-5)
-    assert measured(run, FEW) == found
-    # What was measured otherwise, of other members or is damaged is not used.
-    assert measured(run, dataclasses.replace(FEW, seed=1)) is None
-    document = read_json(run.path / "measured.json")
-    write_json(run.path / "measured.json", {**document, "measured": {"probs": [1.0]}})
-    with pytest.raises(FileError, match="damaged"):
-        measured(run, FEW)
-    ensemble("mlp").save(run.ensemble, overwrite=True)
-    assert measured(run, FEW) is None
+    # What was measured is read again; under other settings, or for other members, it is measured.
+    with monkeypatch.context() as patch:
+        patch.setattr("paper.reproduce.measure._Work.all", lambda _: made_up())
+        assert measure(run, FEW) == found
+        assert measure(run, dataclasses.replace(FEW, seed=1)) == made_up()
+        ensemble("mlp").save(run.ensemble, overwrite=True)
+        patch.setattr("paper.reproduce.measure._Work.all", lambda _: made_up(1))
+        assert measure(run, dataclasses.replace(FEW, seed=1)) == made_up(1)
 
 
 @pytest.mark.parametrize("rule", ["uniform", "osp"])
@@ -148,15 +142,19 @@ def test_every_ensemble_gets_its_alpha_by_the_rule_asked_for(tmp_path: Path, rul
 def test_runs_that_are_there_fill_their_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = next(p.name for p in plan("digits") if p.wanted == Wanted("cifar10", "mobilenetv1", "at"))
     _run(tmp_path / at, ensemble("linear"), "at")
-    assert command(["--runs", str(tmp_path), "--no-train", "--limit", "20", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert len(said["missing"]) == 24
-    assert f"first={tmp_path / at}" in said["missing"][at.replace("-at", "-barre")]
-    filled = [r for r in said["tables"][0]["rows"] if r["cells"][0]["ours"] is not None]
-    assert [r["labels"][1] for r in filled] == ["AT"]
-    assert list(said["budget"]) == [at]
-    assert "## Missing runs" in (tmp_path / "reproduction.md").read_text()
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in said["figures"])
+    assert command(["--runs", str(tmp_path), "--no-train", "--limit", "20"]) == 0
+    said = capsys.readouterr().out
+    missing = [line for line in said.splitlines() if "`randens train" in line]
+    assert len(missing) == 24
+    assert any(f"first={tmp_path / at}" in line and at.replace("-at", "-barre") in line for line in missing)
+    assert f"| {at} | 1 | 7 | 20 | 150 |" in said
+    done = Measurements.load(tmp_path / "measurements.json")
+    (alone,) = done.runs.values()
+    assert f"| AT | M = 1 (1) | {100 * alone.randomized[0][0]:.2f} (79.01)" in said
+    # The page is made again from what was measured.
+    assert (tmp_path / "reproduction.md").read_text(encoding="utf-8") == page(done, tmp_path) == said
+    for name in ("figure1.png", "figure4.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_claims_are_judged_on_the_same_images() -> None:
@@ -183,14 +181,15 @@ def test_nothing_begins_that_cannot_be_finished(tmp_path: Path, monkeypatch: pyt
     assert [run.name for run in runs] == ["cifar100-resnet20-at", "cifar100-resnet20-barre"]
     monkeypatch.setattr("randens.data.present", lambda: {"cifar10": True, "cifar100": False})
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    for call, named in (
-        (lambda: reproduce("paper", tmp_path / "runs", training=True), "randens data fetch cifar100"),
+    calls: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: reproduce("paper", tmp_path / "runs", FEW, training=True), "randens data fetch cifar100"),
         (lambda: check(plan("paper", ["cifar10-resnet20"]), tmp_path, "cpu"), "GB"),
         (lambda: check(runs, tmp_path, "nosuch"), "nosuch"),
-        (lambda: reproduce("digit", tmp_path), "digit"),
-        (lambda: reproduce("cpu", tmp_path, limit=0), "limit"),
+        (lambda: Settings(alpha="best"), "rule for α"),
+        (lambda: Settings(limit=0), "limit"),
         (lambda: plan("paper", ["cifar11"]), "cifar11"),
-    ):
+    )
+    for call, named in calls:
         with pytest.raises(InputError, match=named):
             call()
     assert not (tmp_path / "runs").exists()

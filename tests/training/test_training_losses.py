@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from randens.training.losses import Examples, passes, training_loss
+from randens.training.losses import passes, training_loss
 from randens.training.recipe import LossPart
 
 
@@ -25,7 +25,7 @@ def _by_formula(name: str, z: Tensor, z_adv: Tensor, y: Tensor) -> Tensor:
 def test_losses_are_the_formulas_in_as_many_passes_as_they_say(name: str, count: int, classes: int) -> None:
     generator, model, calls = torch.Generator().manual_seed(0), nn.Linear(4, classes), []
     x, noise = torch.randn(2, 5, 4, generator=generator)
-    examples = Examples(x, x + noise, torch.randint(0, classes, (5,), generator=generator))
+    y = torch.randint(0, classes, (5,), generator=generator)
 
     def counted(x: Tensor) -> Tensor:
         calls.append(x)
@@ -33,7 +33,7 @@ def test_losses_are_the_formulas_in_as_many_passes_as_they_say(name: str, count:
         return z
 
     part = LossPart.model_validate({"name": name, "weight": 0.7})
-    values, logits = training_loss(part)(counted, examples)
+    values, logits = training_loss(part)(counted, x, x + noise, y)
     assert len(calls) == passes(part) == count
-    assert torch.equal(logits, model(examples.x_adv))
-    torch.testing.assert_close(values, _by_formula(name, model(x), logits, examples.y))
+    assert torch.equal(logits, model(x + noise))
+    torch.testing.assert_close(values, _by_formula(name, model(x), logits, y))

@@ -257,9 +257,13 @@ def _landscape(one: LoadedRun, result: Evaluation) -> Section | None:
     ]
     note = one.documents.get("sampling")
     if note is not None:
-        upper = "" if note["upper"] is None else f", at most {note['upper']:.4f} ({note['confidence']:.0%})"
+        bound = (
+            f", at most {note['upper']:.4f} at {note['confidence']:.0%} confidence" if note["upper"] else ""
+        )
         chosen = f"Chosen: α = {probs_text(note['probs'])}, on {_about(note)}"
-        said.append(f"{chosen}; risk {note['risk']:.4f}{upper}; {note['claim']}.")
+        said.append(
+            f"{chosen}; risk {note['risk']:.4f}{bound}, against the perturbations found; {note['claim']}."
+        )
     elif result.members <= MOST_SOLVED:
         said.append(
             f"The optimum is of these inputs; choose α on validation data by randens sample {_path(one)}."

@@ -1,9 +1,8 @@
 """Losses that members minimize, adversaries that maximize them to make the training examples (PGD, FGSM-RS, N-FGSM and,
 for the paper's overfitting figure, ARC), and steps: optimizers, learning rates, moving averages.
 
-A training loss calls the member itself, so each makes just the passes it needs: ``loss(forward, examples)`` returns
-the loss per image [n] and the logits at x_adv [n, C]. An adversary's objective is a function of all logits z [M, n, C].
-All go through log_softmax: the log of a sum of softmaxes underflows for confident members, with NaN for a gradient.
+A training loss calls the member itself, so each makes just the passes it needs. An adversary's objective is a function
+of all logits z [M, n, C]. All go through log_softmax: the log of a sum of softmaxes underflows for confident members.
 
 Adversaries return their last point, not the worst as attacks do, so they need no passes beyond the gradients. The
 attacked members are in eval mode, and only the input has a gradient.
@@ -23,18 +22,9 @@ from randens.ensemble import RandomizedEnsemble
 from randens.threat import Threat
 from randens.training.recipe import AdversaryPart, LossPart, OptimizerPart, SchedulePart
 
-
-@dataclass(frozen=True)
-class Examples:
-    """A batch with its adversarial inputs."""
-
-    x: Tensor
-    x_adv: Tensor
-    y: Tensor
-
-
 Forward = Callable[[Tensor], Tensor]
-TrainingLoss = Callable[[Forward, Examples], tuple[Tensor, Tensor]]
+TrainingLoss = Callable[[Forward, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""``loss(forward, x, x_adv, y)``: the loss per image [n], and the logits at x_adv [n, C]."""
 
 
 def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
@@ -82,16 +72,16 @@ def objective(name: str, level: str, z: Tensor, y: Tensor, probs: Tensor) -> Ten
 def training_loss(part: LossPart) -> TrainingLoss:
     """The loss that a recipe names; TRADES is CE(f(x), y) + β KL(softmax f(x) ‖ softmax f(x_adv))."""
 
-    def trades(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
-        z, z_adv = forward(examples.x), forward(examples.x_adv)
+    def trades(forward: Forward, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z, z_adv = forward(x), forward(x_adv)
         weight = 6.0 if part.weight is None else part.weight
-        return cross_entropy(z, examples.y) + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
+        return cross_entropy(z, y) + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
 
-    def adversarial(forward: Forward, examples: Examples) -> tuple[Tensor, Tensor]:
-        z = forward(examples.x_adv)
+    def adversarial(forward: Forward, _: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = forward(x_adv)
         if part.name == "cross-entropy":
-            return cross_entropy(z, examples.y), z
-        return mce(z, examples.y, 1.0 if part.weight is None else part.weight), z
+            return cross_entropy(z, y), z
+        return mce(z, y, 1.0 if part.weight is None else part.weight), z
 
     return trades if part.name == "trades" else adversarial
 

@@ -26,15 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.training.losses import (
-    Adversary,
-    AttackedMembers,
-    Examples,
-    Forward,
-    Start,
-    TrainingLoss,
-    bounded_risk,
-)
+from randens.training.losses import Adversary, AttackedMembers, Forward, Start, TrainingLoss, bounded_risk
 
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]
@@ -107,7 +99,7 @@ class Method:
     def losses(self, loss: TrainingLoss, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """Return, per member in training, the loss of every image [n] and its logits [n, C]."""
         pairs = zip(batch.forwards, batch.x_adv, strict=True)
-        return [loss(forward, Examples(batch.x, x_adv, batch.y)) for forward, x_adv in pairs]
+        return [loss(forward, batch.x, x_adv, batch.y) for forward, x_adv in pairs]
 
 
 class IAT(Method):
