@@ -26,8 +26,7 @@ from randens.data import Data, as_data
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation import Evaluation, optimize_sampling
 from randens.evaluation.evaluate import evaluate_case
-from randens.evaluation.inputs import prepare
-from randens.evaluation.loading import run_data
+from randens.evaluation.inputs import prepare, run_data
 from randens.evaluation.tables import Accuracy
 from randens.threat import Threat
 from randens.training.alpha import osp

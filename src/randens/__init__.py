@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from randens.deploy import export
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
     from randens.evaluation.advice import advise
-    from randens.evaluation.conflict import conflict
+    from randens.evaluation.conflict import ceiling, conflict
     from randens.evaluation.curve import curve
-    from randens.evaluation.data_ceiling import ceiling
     from randens.evaluation.evaluate import evaluate
     from randens.evaluation.sampling import optimize_sampling
     from randens.random_model import RandomizedModel

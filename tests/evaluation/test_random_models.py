@@ -20,8 +20,9 @@ import randens
 from randens import RandomizedEnsemble, RandomizedModel, Threat, attacks, audit
 from randens.attacks import Attack
 from randens.core.errors import InputError
-from randens.evaluation import bounded_mean, draws, random_models
-from randens.evaluation.draws import Scores, score
+from randens.evaluation import RandomEvaluation, bounded_mean, random_models
+from randens.evaluation.intervals import Scores
+from randens.evaluation.random_models import score
 
 THREAT = Threat("linf", 0.1, bounds=None)
 EPS = 0.1
@@ -75,7 +76,7 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
 
     Over draws for fixed inputs, and over inputs and draws for their distribution, whose truth is a mean over many.
     """
-    monkeypatch.setattr(draws, "_BUILDS", 40)
+    monkeypatch.setattr(random_models, "_BUILDS", 40)
     many_model, (many_x, many_y) = noisy_linear(200_000, seed=99)
     population = float(many_model.truth(many_x, many_y, EPS).mean())
     model, (x, y) = noisy_linear(40)
@@ -194,15 +195,11 @@ def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
     assert found.after(8) < found.after(2) < found.after(1)
     assert found.after(2).low <= found.after(2) <= found.after(2).high
     assert found.votes(9) > found.votes(1)
-    shown = evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), attempts=[2], votes=9)
+    shown = evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), attempts=[2])
     assert shown.more["robust after 2 attempts"] == found.after(2)
-    assert shown.more["robust, majority of 9 draws"] == found.votes(9)
-    assert len(shown.to_json()["more"]) == len(shown.table().records) - 4 == 3
-    for options, said in (({"attempts": float("inf")}, "attempts is inf"), ({"votes": 0}, "votes is 0")):
-        with pytest.raises(InputError, match=said):
-            evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), **options)
-    with pytest.raises(InputError, match="votes is 3"):
-        randens.evaluate(nn.Linear(data[0].shape[1], 2), data, quick(THREAT), votes=3)
+    assert len(shown.to_json()["more"]) == len(shown.table().records) - 4 == 1
+    with pytest.raises(InputError, match="attempts is inf"):
+        evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), attempts=float("inf"))
     with pytest.raises(InputError, match="draw is 'client'"):
         found.after(2, "client")
 
@@ -229,6 +226,7 @@ def test_randomized_defenses_on_the_digits(case: str, tmp_path: Path) -> None:
     # No single attack is better than the choice between all of them, except by chance.
     assert found.robust.value <= min(a.accuracy for a in found.adversaries) + 0.03
     document = json.loads(found.save(tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert RandomEvaluation.from_json(document).to_json() == document
     assert document["robust"]["value"] == float(found.robust)
     assert "fresh draws per input that answer" in " ".join(document["sentences"])
     assert "robust" in repr(found)

@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.attacks import Cost
-from randens.audits import checks, random_checks
-from randens.audits.checks import Check
-from randens.audits.probes import Probes, attack_checks
+from randens.audits.checks import Check, Probes, attack_checks, batches, gradients, random_checks, splits
 from randens.core.errors import InputError
-from randens.evaluation.evaluate import attack_all
-from randens.evaluation.inputs import AttackLike, Case, prepare
-from randens.evaluation.loop import Witnesses
+from randens.evaluation.evaluate import Witnesses, attack_all
+from randens.evaluation.inputs import AttackLike, Case, Settings, prepare
 from randens.evaluation.result import Evaluation
-from randens.evaluation.tables import About, Result, Table, new_axes, saved
+from randens.evaluation.tables import Result, Table, new_axes, saved
 from randens.threat import FiniteThreat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from randens.evaluation.inputs import Settings
 
 __all__ = ["ENOUGH", "Audit", "audit"]
 
@@ -42,15 +36,12 @@ _COLORS = {"ok": "tab:green", "note": "tab:orange", "fail": "tab:red"}
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Audit(Result):
-    """The result of all checks on one classifier or ensemble; cost, now: passes behind it, and those of this call."""
+    """The result of all checks on one classifier or ensemble."""
 
     kind: ClassVar[str] = "audit"
+    derived: ClassVar[str] = "passed conclusive verdict"
 
-    about: About
     checks: tuple[Check, ...]
-    cost: Cost = field(default_factory=Cost)
-    now: Cost = field(default_factory=Cost)
-    notes: tuple[str, ...] = ()
 
     @property
     def conclusive(self) -> bool:
@@ -117,16 +108,6 @@ class Audit(Result):
         advice = [f"{check.name}: {check.advice}." for check in (*self.failed, *self.remarks)]
         return [self.verdict, *advice]
 
-    def content(self) -> dict[str, Any]:
-        """Verdict and checks."""
-        return {
-            "passed": self.passed,
-            "conclusive": self.conclusive,
-            "verdict": self.verdict,
-            "checks": [vars(check) for check in self.checks],
-            "cost": self.cost,
-        }
-
 
 def audit(
     model: Any,
@@ -169,16 +150,16 @@ def audit(
         )
     with prepare(model, data, attack, **settings) as case:
         if case.rec.stochastic:
-            found, cost = random_checks.checks(case, case.progress)
+            found, cost = random_checks(case)
             return Audit(about=case.about, checks=tuple(found), cost=cost, now=cost, notes=case.notes)
         evaluated = {} if evaluation is None else evaluation.chosen_on
         seed = case.attacks[0].seed
         known = Witnesses(case.rec, case.data, case.threat, store=case.store, progress=case.progress)
         reported = _reported(case, known, evaluation)
         found = [
-            checks.splits({**case.chosen_on, **evaluated, **(chosen_on or {})}),
-            checks.batches(known),
-            checks.gradients(known, seed),
+            splits({**case.chosen_on, **evaluated, **(chosen_on or {})}),
+            batches(known),
+            gradients(known, seed),
             *attack_checks(Probes(known, seed), reported),
         ]
         return Audit(about=case.about, checks=tuple(found), cost=known.cost, now=known.now, notes=case.notes)

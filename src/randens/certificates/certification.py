@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,18 +24,17 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from randens.attacks import Cost, exact
+from randens.attacks import exact
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
 from randens.core.errors import InputError, ModelError
 from randens.ensemble import evaluating
+from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import Case, prepare
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.loop import Witnesses
-from randens.evaluation.tables import About, Result, Table, bars, percent
+from randens.evaluation.tables import Result, Table, bars, percent
 from randens.region import Region
 from randens.risk import RiskProfile, Sampling, optimal_sampling
-from randens.risk.sets import to_words
 from randens.threat import FiniteThreat, Threat
 from randens.witness import WitnessPool
 
@@ -63,20 +62,16 @@ class Certification(Result):
 
     certified, clean: bool [n, M], members that no perturbation fools, and errors on the inputs themselves. profile: for
     every input the maximal sets of members that are not proven safe from being fooled together. refuted: how many sets
-    a λ refuted. witnesses: the risk profile of the known witnesses, the lower bound. now: passes of this call, besides
-    those of the bounds.
+    a λ refuted. witnesses: the risk profile of the known witnesses, the lower bound.
     """
 
     kind: ClassVar[str] = "certification"
 
-    about: About
     certified: NDArray[np.bool_]
     clean: NDArray[np.bool_]
     profile: RiskProfile
     refuted: int
     witnesses: RiskProfile
-    now: Cost = field(default_factory=Cost)
-    notes: tuple[str, ...] = ()
 
     def upper(self, probs: ArrayLike | None = None) -> float:
         """No attack reaches a risk above this at `probs` (None: the ensemble's own) on these inputs."""
@@ -129,17 +124,14 @@ class Certification(Result):
         return [said, together] if len(self.about.probs) > 1 else [said]
 
     def content(self) -> dict[str, Any]:
-        """Bounds, and which members are certified where."""
+        """The fields, and the bounds that follow from them."""
         return {
+            **super().content(),
             "upper": self.upper(),
             "upper_members_separately": self.separate(),
             "lower": self.lower(),
             "member_upper": self.member_upper,
             "best": self.best,
-            "refuted": self.refuted,
-            "profile": self.profile,
-            "certified": to_words(self.certified),
-            "sentences": self.sentences(),
         }
 
 

@@ -80,7 +80,7 @@ def _export(model: str, found: Advice) -> Iterator[str]:
 
 
 def _network(path: Path) -> nn.Module:
-    from randens.evaluation.loading import load_model
+    from randens.evaluation.inputs import load_model
 
     rec = load_model(path)
     if len(rec) != 1:

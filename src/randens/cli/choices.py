@@ -156,7 +156,7 @@ def open_model(model: str, data: str | None) -> tuple[Any, str, Run | None]:
     """The model, the name of its data, and the run folder that it is."""
     from randens import zoo
     from randens.core.runs import Run
-    from randens.evaluation.loading import load_model, run_data
+    from randens.evaluation.inputs import load_model, run_data
 
     path, run = Path(model), None
     if path.is_dir() and not (path / "ensemble.json").is_file():

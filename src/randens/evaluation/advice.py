@@ -1,8 +1,8 @@
-"""What to deploy: one member, a sampled member, a vote, an average of k or of all, on the same perturbations.
+"""What to deploy: one member, a sampled member, an average of k or of all, on the same perturbations.
 
-Every option but the vote is a randomized ensemble over the same networks: the members (k = 1), all averages of k of
-them, and the average of all (k = M). Each is attacked itself and then also tested with the perturbations found for
-all others, so that none looks robust because its own attack was weak.
+Every option is a randomized ensemble over the same networks: the members (k = 1), all averages of k of them, and the
+average of all (k = M). Each is attacked itself and then also tested with the perturbations found for all others, so
+that none looks robust because its own attack was weak.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from randens.core.errors import InputError
 from randens.core.progress import within
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.conflict import Conflict, known_conflict
-from randens.evaluation.evaluate import attack_all
-from randens.evaluation.inputs import AttackLike, prepare
+from randens.evaluation.evaluate import Witnesses, attack_all
+from randens.evaluation.inputs import AttackLike, Case, Settings, chosen_split, prepare
 from randens.evaluation.intervals import Estimate, difference, estimate, joint
-from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import Accuracy, Result, Row, Table, count, new_axes, saved, table_of
 from randens.risk.sets import as_attempts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from randens.evaluation.inputs import Settings
-
+_CONFIDENCE = 0.95
 _MOST_SUBSETS = 64
 _MOST_ATTEMPTS = 1000  # beyond, sampling survives "any number"
 _SLACK = 1e-9
@@ -46,9 +44,11 @@ Array = NDArray[np.float64]
 class Option(Row):
     """One option for deployment, with the FLOPs of one inference on average over the draw.
 
-    kind: "member", "sampled", "subset", "deterministic", "vote" or "network". k: the number of networks per input.
+    kind: "member", "sampled", "subset", "deterministic" or "network". k: the number of networks per input.
     risks: expected error of every input under attack, after the attempts that the advice is about, [n].
     """
+
+    in_memory: ClassVar[str] = "risks"
 
     k: int
     risks: Array = field(repr=False)
@@ -71,13 +71,11 @@ class Choice:
 class Advice(Result):
     """The options, the choice at 1×, 2× and M× a member's compute, and the reasons behind them.
 
-    gain: Σ α_i η_i − η(α) with its interval. conflict: the joint reach. choices is empty on test data, on which nothing
-    is chosen. attempts: what the attacker may try; survives: how many attempts leave sampling at least as robust as the
-    best member.
+    gain: Σ α_i η_i − η(α). choices is empty on test data, on which nothing is chosen. attempts: what the attacker may
+    try; survives: how many attempts leave sampling at least as robust as the best member.
     """
 
     kind: ClassVar[str] = "advice"
-    entries: ClassVar[str] = "choices gain confidence cost"
 
     options: tuple[Option, ...]
     choices: tuple[Choice, ...]
@@ -85,7 +83,7 @@ class Advice(Result):
     conflict: Conflict | None
     attempts: float
     survives: float
-    confidence: float
+    confidence: float = _CONFIDENCE
 
     def table(self) -> Table:
         return table_of(self.options, self.confidence)
@@ -108,10 +106,8 @@ class Advice(Result):
             said.append(f"α selects member {sampled[0]}: nothing is sampled.")
         elif len(self.about.probs) > 1:
             none = "" if self.gain > 0 else ": sampling gains nothing over its members"
-            limits = f"{self.confidence:.0%} interval {_points(self.gain.low)} to {_points(self.gain.high)}"
-            said.append(
-                f"Sampling gains {100 * self.gain:.1f} points over the mean of its members ({limits}){none}."
-            )
+            points = f"{100 * self.gain:.1f} points over the mean of its members ({_interval(self.gain)})"
+            said.append(f"Sampling gains {points}{none}.")
             said.append(_survival(self.survives))
         return said + ([] if self.conflict is None else [self.conflict.sentence])
 
@@ -120,13 +116,11 @@ class Advice(Result):
             {"name": o.name, "kind": o.kind, "k": o.k, "flops": o.flops, **vars(o.accuracy)}
             for o in self.options
         ]
-        return {
-            **super().content(),
-            "options": options,
-            "survives": None if self.survives == math.inf else self.survives,
-            "attempts": "inf" if self.attempts == math.inf else self.attempts,
-            "conflict": None if self.conflict is None else self.conflict.content(),
-        }
+        return {**super().content(), "options": options}
+
+    @classmethod
+    def parts(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**document, "options": [{**option, "accuracy": option} for option in document["options"]]}
 
 
 def advise(
@@ -136,7 +130,6 @@ def advise(
     *,
     networks: Mapping[str, nn.Module] | None = None,
     attempts: float = 1,
-    confidence: float = 0.95,
     **settings: Unpack[Settings],
 ) -> Advice:
     """Compare the options for deploying these members, and recommend one.
@@ -150,8 +143,6 @@ def advise(
         Single networks to compare with, by name: one trained with the same passes, or one of the FLOPs of k members.
     attempts : int or inf
         How often an attacker may try, each time against a fresh draw: accuracies and choices are for that.
-    confidence : float
-        Confidence level of the intervals.
     **settings
         eps, norm, threat, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 
@@ -169,110 +160,81 @@ def advise(
     ['best member, number 0', 'sampled uniformly', 'average of all 2']
     """
     tries = as_attempts(attempts)
-    if settings.get("split") is None and (data is None or isinstance(data, (str, os.PathLike))):
-        settings["split"] = "validation"
-    with prepare(model, data, attack, **settings) as case:
+    with prepare(model, data, attack, **chosen_split(data, settings)) as case:
         case.need_members("advice is")
         rec, extra = case.rec, networks or {}
         ensembles = {"": rec, **_averages(rec)}
         if taken := [name for name in extra if name in ensembles]:
             raise InputError(f"networks names {taken[0]!r}, which is an option already; choose another name")
         ensembles |= {name: RandomizedEnsemble([net]).to(rec.device) for name, net in extra.items()}
-        alpha, uniform = rec.probs.cpu().numpy(), np.full(len(rec), 1 / len(rec))
-        known: dict[str, Witnesses] = {}
-        for name, one in ensembles.items():
-            report = within(case.progress, name) if name else case.progress
-            found = Witnesses(one, case.data, case.threat, store=case.store, progress=report)
-            for earlier in known.values():
-                found.show(earlier.pool)
-            if name:
-                for step in case.attacks:
-                    found.attack(step, one.probs.cpu().numpy(), step.name)
-            else:
-                attack_all(found, case, [alpha] if np.allclose(alpha, uniform) else [alpha, uniform])
-            known[name] = found
-        # Each option was tested with perturbations found before it; now also with those found after it.
-        for earlier, later in itertools.combinations(known.values(), 2):
-            earlier.show(later.pool)
-        own, pool = known[""], known[""].pool
+        known = _attacked(case, ensembles)
+        own, alpha = known[""], rec.probs.cpu().numpy()
         conflict = known_conflict(own, case)
-        options = [*_own(own, alpha, tries, confidence)]
-        for name, other in list(known.items())[1:]:
-            k = 1 if name in extra else int(getattr(other.rec.members[0], "passes", 1))
+        options = [*_own(own, alpha, tries)]
+        for name, one in list(known.items())[1:]:
+            k = 1 if name in extra else int(getattr(one.rec.members[0], "passes", 1))
             kind = "network" if name in extra else "deterministic" if k == len(rec) else "subset"
-            options.append(_sampled(name, kind, k, other, other.rec.probs.cpu().numpy(), tries, confidence))
+            options.append(_option(name, kind, k, one, one.rec.probs.cpu().numpy(), tries))
         return Advice(
             **case.head(*known.values()),
             options=tuple(options),
-            choices=() if case.data.split == "test" else _choices(options, len(rec), confidence),
-            gain=difference(pool.foolable @ alpha, pool.best(alpha)[0], confidence),
+            choices=() if case.data.split == "test" else _choices(options, len(rec)),
+            gain=difference(own.pool.foolable @ alpha, own.pool.best(alpha)[0]),
             conflict=conflict,
             attempts=tries,
             survives=_survives(own, alpha),
-            confidence=confidence,
         )
+
+
+def _attacked(case: Case, ensembles: Mapping[str, RandomizedEnsemble]) -> dict[str, Witnesses]:
+    """What attacks find on each, all tested with the perturbations of all; "" has attacks on its members, too."""
+    known: dict[str, Witnesses] = {}
+    for name, one in ensembles.items():
+        report = within(case.progress, name) if name else case.progress
+        found = Witnesses(one, case.data, case.threat, store=case.store, progress=report)
+        for earlier in known.values():
+            found.show(earlier.pool)
+        probs = one.probs.cpu().numpy()
+        if name:
+            for step in case.attacks:
+                found.attack(step, probs, step.name)
+        else:
+            uniform = np.full(len(one), 1 / len(one))
+            attack_all(found, case, [probs] if np.allclose(probs, uniform) else [probs, uniform])
+        known[name] = found
+    for before, after in itertools.combinations(known.values(), 2):
+        before.show(after.pool)
+    return known
 
 
 def _averages(rec: RandomizedEnsemble) -> dict[str, RandomizedEnsemble]:
     """Averages of k members, sampled uniformly, where there are at most 64; and the average of all."""
-    found = {}
-    for k in range(2, len(rec) + 1):
-        if k == len(rec):
-            found[f"average of all {k}"] = rec.subsets(k)
-        elif math.comb(len(rec), k) <= _MOST_SUBSETS:
-            found[f"average of {k} of {len(rec)}, sampled"] = rec.subsets(k)
-    return found
+    members = len(rec)
+    fewer = [k for k in range(2, members) if math.comb(members, k) <= _MOST_SUBSETS]
+    found = {f"average of {k} of {members}, sampled": rec.subsets(k) for k in fewer}
+    return found | ({f"average of all {members}": rec.subsets(members)} if members > 1 else {})
 
 
-def _sampled(
-    name: str, kind: str, k: int, one: Witnesses, probs: Array, attempts: float, confidence: float
+def _option(
+    name: str, kind: str, k: int, one: Witnesses, probs: Array, attempts: float, level: float = _CONFIDENCE
 ) -> Option:
     """An ensemble sampled with `probs`."""
     risks = one.pool.best(probs)[0]
     risks = (risks > 0).astype(float) if attempts == math.inf else 1 - (1 - risks) ** attempts
-    clean, robust = (estimate(1 - errors, confidence) for errors in (one.clean @ probs, risks))
-    return Option(name, Accuracy(clean, robust), float(probs @ _flops(one)), kind, k, risks)
+    flops = np.array([models.flops(m, one.x.shape[1:]) for m in one.rec.members], dtype=np.float64)
+    accuracy = Accuracy(*(estimate(1 - errors, level) for errors in (one.clean @ probs, risks)))
+    return Option(name, accuracy, float(probs @ flops), kind, k, risks)
 
 
-def _own(known: Witnesses, alpha: Array, attempts: float, confidence: float) -> Iterator[Option]:
-    """The best member, sampling with α and uniformly, and for two classes the best threshold vote."""
-    members = len(alpha)
-    best = int(known.pool.foolable.mean(axis=0).argmin())
-    name, uniform = f"best member, number {best}", np.full(members, 1 / members)
-    level = joint(confidence, members)
-    yield _sampled(name, "member", 1, known, np.eye(members)[best], attempts, level)
+def _own(known: Witnesses, alpha: Array, attempts: float) -> Iterator[Option]:
+    """The best member, and sampling with α and uniformly."""
+    members, best = len(alpha), int(known.pool.foolable.mean(axis=0).argmin())
+    uniform, level = np.full(members, 1 / members), joint(_CONFIDENCE, members)
+    yield _option(f"best member, number {best}", "member", 1, known, np.eye(members)[best], attempts, level)
     if np.count_nonzero(alpha) > 1 and not np.allclose(alpha, uniform):
-        yield _sampled("sampled with α", "sampled", 1, known, alpha, attempts, confidence)
+        yield _option("sampled with α", "sampled", 1, known, alpha, attempts)
     if members > 1:
-        yield _sampled("sampled uniformly", "sampled", 1, known, uniform, attempts, confidence)
-    if np.count_nonzero(alpha) > 1 and known.classes == 2:
-        yield _vote(known, alpha, confidence)
-
-
-def _vote(known: Witnesses, alpha: Array, confidence: float) -> Option:
-    """`rec.threshold_vote` at the most robust threshold on these inputs, which no attempt changes.
-
-    With members of weight w fooled, class 1 has the weight w where the label is 0, else 1 − w. So the worst case of
-    the ensemble at α is that of every threshold.
-    """
-    one = known.y.numpy() == 1
-    clean, worst = (np.where(one, 1 - w, w) for w in (known.clean @ alpha, known.pool.best(alpha)[0]))
-    thresholds = [t for t in {0.5, 0.0, *(worst + 0.0).round(9).tolist()} if t < 1 - _SLACK]
-
-    def errors(share: Array, threshold: float) -> Array:
-        return ((share > threshold + _SLACK) != one).astype(np.float64)
-
-    best = min(thresholds, key=lambda t: (errors(worst, t).mean(), errors(clean, t).mean(), abs(t - 0.5)))
-    accuracy = Accuracy(*(estimate(1 - errors(share, best), confidence) for share in (clean, worst)))
-    used = alpha > 0
-    name = f"vote of {used.sum()}, class 1 above {best:.3g}"
-    return Option(
-        name, accuracy, float(_flops(known)[used].sum()), "vote", int(used.sum()), errors(worst, best)
-    )
-
-
-def _flops(known: Witnesses) -> Array:
-    return np.array([models.flops(m, known.x.shape[1:]) for m in known.rec.members], dtype=np.float64)
+        yield _option("sampled uniformly", "sampled", 1, known, uniform, attempts)
 
 
 def _survives(known: Witnesses, probs: Array) -> float:
@@ -291,34 +253,31 @@ def _survival(attempts: float) -> str:
     return f"Sampling is at least as robust as the best member against {times}, and less robust against more."
 
 
-def _choices(options: Sequence[Option], members: int, confidence: float) -> tuple[Choice, ...]:
+def _choices(options: Sequence[Option], members: int) -> tuple[Choice, ...]:
     """The most robust option within each budget, or the best member if it is not clearly worse."""
-    single = options[0]
-    made = []
+    single, made = options[0], []
     for compute in sorted({1, min(2, members), members}):
         budget = compute * max(o.flops for o in options if o.k == 1 and o.kind != "network")
-        # A vote is for comparison: it has no gradients to test it by, and no export.
-        affordable = [o for o in options if o.flops <= budget * (1 + _SLACK) and o.kind != "vote"]
+        affordable = [o for o in options if o.flops <= budget * (1 + _SLACK)]
         top = min(affordable, key=lambda o: (float(o.risks.mean()), o.flops))
         # Both are chosen on these inputs: the one among the members, the other among the options.
-        level = joint(confidence, max(members, len(affordable)))
+        level = joint(_CONFIDENCE, max(members, len(affordable)))
         ahead = difference(single.risks, top.risks, level)
         points = f"{100 * ahead:.1f} points more"
-        interval = f"{confidence:.0%} interval {_points(ahead.low)} to {_points(ahead.high)}"
         robust = f"{top.accuracy.robust:.1%} robust at {count(top.flops)} FLOPs"
         if top is single:
             reason = f"No option within this budget is more robust ({robust})."
         elif ahead.low > 0:
-            reason = f"{robust}, {points} than the best member ({interval})."
+            reason = f"{robust}, {points} than the best member ({_interval(ahead)})."
         else:
             reason = (
-                f"{top.name} has {robust}, {points}, but {len(top.risks)} inputs do not settle it ({interval}); the "
-                "member is the simpler choice."
+                f"{top.name} has {robust}, {points}, but {len(top.risks)} inputs do not settle it "
+                f"({_interval(ahead)}); the member is the simpler choice."
             )
-            top, ahead = single, difference(single.risks, single.risks, confidence)
+            top, ahead = single, difference(single.risks, single.risks)
         made.append(Choice(compute, top.name, ahead, reason))
     return tuple(made)
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f}"
+def _interval(gained: Estimate) -> str:
+    return f"95% interval {100 * gained.low:+.1f} to {100 * gained.high:+.1f}"

@@ -1,4 +1,4 @@
-"""Joint reach: how far the members' gradients conflict for one perturbation.
+"""Conflict between members, and between the classes of data: what sampling can gain from.
 
 Linearize the margin of member i at x: m_i + w_i·δ. One perturbation fools every member of a set T iff
 Σ_i λ_i m_i ≤ ε ‖Σ_i λ_i w_i‖_q for all λ in the simplex over T. With rows normalized to ‖w_i‖_q = 1 the right side
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,17 +22,17 @@ from torch import Tensor
 from randens.attacks import Cost
 from randens.attacks.losses import margins
 from randens.core.errors import InputError, RandensError
-from randens.core.files import plain
+from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
-from randens.evaluation.inputs import Case, prepare
-from randens.evaluation.loop import Witnesses
-from randens.evaluation.tables import About, Result, Table, new_axes, saved
+from randens.evaluation.inputs import Case, Part, prepare
+from randens.evaluation.tables import Result, Table, new_axes, saved
+from randens.risk import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.threat import Threat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from randens.evaluation.inputs import Part
+    from randens.evaluation.evaluate import Witnesses
 
 _CHUNK = 256  # inputs per pass: M gradients of each are in memory at once
 
@@ -43,13 +42,13 @@ class Conflict(Result):
     """How far the members' gradients disagree, at λ uniform, without the box of valid inputs.
 
     reach: the mean over inputs of ‖Σ_i w_i/‖w_i‖_q‖_q / M, in [0, 1]; 1 means that one perturbation moves all
-    margins as much as each alone. pairs: the same for every two members, float64 [M, M], with ones on the
-    diagonal. unusable: float64 [M], the share of inputs at which a member's gradient is zero or not finite;
-    these inputs are left out of every mean in which the member takes part. A mean over no input is NaN.
-    points: float64 [n], the reach at each input, NaN where it was left out.
+    margins as much as each alone. pairs: the same for every two members, [M, M], with ones on the diagonal. unusable:
+    [M], the share of inputs at which a member's gradient is zero or not finite; these are left out of every mean in
+    which the member takes part. A mean over no input is NaN. points: [n], the reach at each input, NaN if left out.
     """
 
     kind: ClassVar[str] = "conflict"
+    in_memory: ClassVar[str] = "points"
 
     reach: float
     pairs: NDArray[np.float64]
@@ -84,19 +83,6 @@ class Conflict(Result):
         figure, axes = new_axes("member", "member")
         figure.colorbar(axes.imshow(self.pairs, vmin=0, vmax=1), label="reach")
         return saved(figure, path)
-
-    def content(self) -> dict[str, Any]:
-        rows = [[self.reach], *self.pairs.tolist()]
-        reach, *pairs = ([None if np.isnan(value) else value for value in row] for row in rows)
-        return {"reach": reach[0], "pairs": pairs, "unusable": self.unusable, "inputs": len(self.points)}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any], about: About) -> Conflict:
-        """Inverse of `content`; the reach of single inputs is not kept and is NaN."""
-        # NumPy reads null, which is None, as NaN.
-        reach, pairs, unusable = (np.array(value[key], np.float64) for key in ("reach", "pairs", "unusable"))
-        points = np.full(value["inputs"], np.nan)
-        return Conflict(about=about, reach=float(reach), pairs=pairs, unusable=unusable, points=points)
 
 
 def conflict(
@@ -140,63 +126,52 @@ def known_conflict(known: Witnesses, case: Case) -> Conflict | None:
     """The joint reach of several members, measured once for a store; None where there is none."""
     if len(known.rec) == 1:
         return None
-    noted = known.note("conflict", known.threat.norm)
-    if noted is not None:
-        return Conflict.from_json(noted, case.about)
-    found = _measured(case)
-    if found is not None:
+    about = "conflict", known.threat.norm
+    if (noted := known.note(*about)) is not None:
+        return Conflict.from_json(noted)
+    if (found := _measured(case)) is not None:
         known.now += found.cost
-        known.add_note(plain(found.content()), "conflict", known.threat.norm)
+        if known.store is not None:
+            known.add_note(found.to_json(), *about)
     return found
 
 
 def _measured(case: Case) -> Conflict | None:
     """The joint reach; None where a member refuses gradients or the threat has no dual norm."""
-    rec, data, threat, members = case.rec, case.data, case.threat, len(case.rec)
+    rec, data, threat = case.rec, case.data, case.threat
     if threat.norm not in ("linf", "l2", "l1"):  # a finite set has no dual norm
         return None
-    reaches, sums = [], np.zeros((members, members))
-    counts, unusable = np.zeros((members, members)), np.zeros(members)
+    parts = []
     for x, y in zip(torch.split(data.x, _CHUNK), torch.split(data.y, _CHUNK), strict=True):
         try:
-            gradients, usable = _gradients(rec, x.to(rec.device), y.to(rec.device))
+            gradients = _gradients(rec, x.to(rec.device), y.to(rec.device))
         except RandensError:  # an ONNX file gives no gradients, and says so
             return None
-        together = torch.where(usable.all(dim=0), joint_reach(gradients, threat), torch.nan)
-        reaches.append(together.cpu().numpy())
-        unusable += (~usable).sum(dim=1).cpu().numpy()
-        for i in range(members):
-            for j in range(i, members):
-                both = usable[i] & usable[j]
-                value = joint_reach(gradients[[i, j]], threat)[both].sum() if i != j else both.sum()
-                sums[i, j] = sums[j, i] = sums[i, j] + float(value)
-                counts[i, j] = counts[j, i] = counts[i, j] + int(both.sum())
-    points = np.concatenate(reaches)
-    known = points[~np.isnan(points)]
+        both = [torch.stack([joint_reach(torch.stack([g, h]), threat) for h in gradients]) for g in gradients]
+        parts.append((joint_reach(gradients, threat), torch.stack(both), gradients.isnan().any(dim=2)))
+    points, pairs, unusable = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
     passes = len(data) * len(rec.networks)
     return Conflict(
         about=dataclasses.replace(case.about, attacks=()),
         notes=case.notes,
-        reach=float(known.mean()) if len(known) else float("nan"),
-        pairs=np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0),
-        unusable=unusable / len(data),
-        points=points,
+        reach=float(points.nanmean()),
+        pairs=pairs.nanmean(dim=2).numpy(),
+        unusable=unusable.double().mean(dim=1).numpy(),
+        points=points.numpy(),
         cost=Cost(passes, passes),
         now=Cost(passes, passes),
     )
 
 
 def joint_reach(gradients: Tensor, threat: Threat) -> Tensor:
-    """‖Σ_i w_i/‖w_i‖_q‖_q / M at every input, [n]; gradients [M, n, ...]. A zero gradient counts as a zero vector."""
-    flat = gradients.flatten(2)
-    norms = torch.linalg.vector_norm(flat, threat.q, dim=2, keepdim=True)
-    unit = flat / torch.where(norms > 0, norms, torch.ones_like(norms))
+    """‖Σ_i w_i/‖w_i‖_q‖_q / M at every input, [n]; gradients [M, n, d], NaN where they cannot be used."""
+    unit = gradients / torch.linalg.vector_norm(gradients, threat.q, dim=2, keepdim=True)
     reach: Tensor = torch.linalg.vector_norm(unit.mean(dim=0), threat.q, dim=1)
     return reach
 
 
-def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Margin gradients in float64 [M, n, d], zero where they cannot be used, and where they can [M, n]."""
+def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
+    """Margin gradients in float64 [M, n, d], NaN where they are zero or not finite."""
     rows = []
     with frozen(rec), torch.enable_grad():
         for member in rec.members:
@@ -207,4 +182,36 @@ def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> tuple[Tensor, T
             rows.append(torch.zeros_like(inputs) if found is None else found)
     flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()
     usable = torch.isfinite(flat).all(dim=2) & (flat != 0).any(dim=2)
-    return torch.where(usable.unsqueeze(2), flat, torch.zeros_like(flat)), usable
+    return torch.where(usable.unsqueeze(2), flat, torch.nan)
+
+
+def ceiling(data: Any, threat: Threat) -> Ceiling:
+    """The largest robust accuracy of any classifier on these data, deterministic and random.
+
+    Parameters
+    ----------
+    data : (x, y), Data, loader or name
+        Inputs and labels, as for `evaluate`.
+    threat : Threat
+        In linf both numbers are exact. In l2 and l1 three sets that meet in pairs need not have a common point, so
+        that of random classifiers is an upper bound.
+
+    Returns
+    -------
+    Ceiling
+        `.deterministic`, `.randomized`, `.gain`, the number of `.inputs` in conflict, and a `.message`.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> x = torch.tensor([[0.1], [0.5], [0.9]])
+    >>> randens.ceiling((x, torch.tensor([0, 1, 2])), randens.Threat("linf", 0.1)).inputs
+    0
+    """
+    if not isinstance(threat, Threat):
+        raise InputError(f"threat is {threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+    if threat.norm not in ("linf", "l2", "l1"):
+        raise InputError(f"threat has the norm {threat.norm}; a ceiling is known for linf, l2 and l1")
+    x, y = as_data(data)[:]
+    pairs = close_pairs(x.flatten(1).numpy(), y.numpy(), threat.norm, 2 * threat.eps)
+    return ceiling_from_conflicts(len(y), pairs, common_points=threat.norm == "linf")

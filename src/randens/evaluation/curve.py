@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from randens.attacks import Attack
 from randens.core.progress import within
-from randens.evaluation.evaluate import attack_all, attack_average
-from randens.evaluation.inputs import AttackLike, prepare
+from randens.evaluation.evaluate import Witnesses, attack_all, attack_average
+from randens.evaluation.inputs import AttackLike, Part, prepare
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import Result, Table, new_axes, percent, saved
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from randens.evaluation.inputs import Part
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,13 @@ class CurvePoint:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Curve(Result):
-    """Robust accuracy against ε, from one pool of witnesses.
-
-    points: by increasing radius. pool: every witness found, at the largest radius; in memory only.
-    """
+    """Robust accuracy against ε, by increasing radius; pool: every witness found, at the largest one."""
 
     kind: ClassVar[str] = "curve"
-    entries: ClassVar[str] = "confidence cost points"
+    in_memory: ClassVar[str] = "pool"
 
     points: tuple[CurvePoint, ...]
     pool: WitnessPool
-    confidence: float = 0.95
 
     @property
     def lines(self) -> dict[str, list[Estimate]]:
@@ -92,8 +85,6 @@ def curve(
     *,
     eps: Any = "0:16/255:9",
     threat: Threat | None = None,
-    average: bool = True,
-    confidence: float = 0.95,
     **settings: Unpack[Part],
 ) -> Curve:
     """Robust accuracy against ε for the ensemble, its members and the average of their logits.
@@ -106,10 +97,6 @@ def curve(
         ``"first:last:count"``, e.g. ``"0:16/255:9"``, or a list of radii.
     threat : Threat, optional
         Sets norm and bounds; its radius does not matter.
-    average : bool
-        Also attack the average of all logits.
-    confidence : float
-        Confidence level of the intervals.
     **settings
         norm, device, preprocessing, probs, split, limit, seed, folder, progress as for `randens.evaluate`.
 
@@ -128,30 +115,25 @@ def curve(
     radii = grid("eps", eps)
     several = attack if isinstance(attack, (list, tuple)) else [attack]
     own = threat is not None or any(isinstance(one, Attack) for one in several)
+    largest = None if own else max(radii) or 1e-9
     points: list[CurvePoint] = []
     runs: list[Witnesses] = []
     pool: WitnessPool | None = None
     mean_pool: WitnessPool | None = None
-    largest = None if own else max(radii) or 1e-9
     with prepare(model, data, attack, eps=largest, threat=threat, **settings) as case:
         case.need_members("curves are drawn")
         for radius in radii:
             ball = case.threat.with_radius(radius)
-            attacks = tuple(dataclasses.replace(one, threat=ball) for one in case.attacks)
-            here = dataclasses.replace(case, attacks=attacks)
+            here = dataclasses.replace(
+                case, attacks=tuple(dataclasses.replace(one, threat=ball) for one in case.attacks)
+            )
             report = within(case.progress, f"ε = {radius:.4g}")
             known = Witnesses(case.rec, case.data, ball, store=case.store, pool=pool, progress=report)
             attack_all(known, here, [case.rec.probs.cpu().numpy()])
-            mean = attack_average(known, here, mean_pool) if average and len(case.rec) > 1 else None
+            mean = attack_average(known, here, mean_pool) if len(case.rec) > 1 else None
             pool, mean_pool = known.pool, None if mean is None else mean.pool
+            members = tuple(estimate(~column) for column in pool.foolable.T)
+            average = None if mean is None else estimate(~mean.pool.foolable[:, 0])
+            points.append(CurvePoint(radius, estimate(1 - pool.best(case.rec.probs)[0]), members, average))
             runs.append(known)
-            points.append(
-                CurvePoint(
-                    radius,
-                    estimate(1 - pool.best(case.rec.probs)[0], confidence),
-                    tuple(estimate(~column, confidence) for column in pool.foolable.T),
-                    None if mean is None else estimate(~mean.pool.foolable[:, 0], confidence),
-                )
-            )
-        assert pool is not None
-        return Curve(**case.head(*runs), points=tuple(points), pool=pool, confidence=confidence)
+        return Curve(**case.head(*runs), points=tuple(points), pool=runs[-1].pool)

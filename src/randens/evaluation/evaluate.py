@@ -1,4 +1,8 @@
-"""Evaluate any classifier or ensemble: exact expectations on the worst perturbations found."""
+"""Evaluate any classifier or ensemble, by the one loop: attack what can still get worse, keep every witness.
+
+`curve`, `optimize_sampling`, `advise`, `audit` and `certify` are this loop with other members, α or radii. Nothing is
+attacked twice: a search is skipped on inputs where it was made before.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,33 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from randens import models
-from randens.core.errors import InputError
-from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, networks_of
+from randens._version import __version__
+from randens.attacks import Attack, Cost
+from randens.core.errors import FileError, InputError
+from randens.core.progress import Progress, silent
+from randens.data import Data
+from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, evaluating, networks_of
 from randens.evaluation.conflict import known_conflict
-from randens.evaluation.inputs import AttackLike, Case, prepare
-from randens.evaluation.loop import Witnesses
+from randens.evaluation.inputs import AttackLike, Case, Settings, prepare
 from randens.evaluation.random_models import RandomEvaluation, evaluate_random
-from randens.evaluation.result import Evaluation, worst_inputs
+from randens.evaluation.result import MISSING, Evaluation
 from randens.risk.sets import as_attempts
+from randens.threat import Threat
 from randens.witness import WitnessPool
+from randens.witness.fingerprints import digest, input_keys, member_key
+from randens.witness.store import Scope, Spent, WitnessStore
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from randens.evaluation.inputs import Settings
+_ROUNDING = 1e-12
+_FAILED = 0.01  # share of stored witnesses that may fail to fool again (near ties, on another machine)
 
 
 def evaluate(
@@ -32,9 +45,7 @@ def evaluate(
     attack: AttackLike = None,
     *,
     attempts: float | Sequence[float] = (),
-    votes: int = 1,
     also: Mapping[str, ArrayLike | Tensor | None] | None = None,
-    confidence: float = 0.95,
     **settings: Unpack[Settings],
 ) -> Evaluation | RandomEvaluation:
     """Measure natural and robust accuracy of any classifier or ensemble, as exact expectations over the draw.
@@ -55,12 +66,8 @@ def evaluate(
         ``"thorough"``) of the suite. Default: ``"standard"``.
     attempts : int, inf or sequence of these
         Numbers of attempts that the table shows, too; `result.after` gives any other.
-    votes : int
-        For random models: the table also shows the accuracy if the majority of so many draws answers.
     also : mapping, optional
         Further probabilities to attack, by name; None stands for uniform.
-    confidence : float
-        Confidence level of the intervals.
     eps : float or str, optional
         Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``. Default: the attack's, else the ensemble's own,
         else 8/255.
@@ -72,9 +79,8 @@ def evaluate(
         ``"auto"``, ``"cpu"``, ``"cuda:0"``. Members are moved there and back; results are on the CPU. Default: where
         the members are if that is a GPU, else ``"auto"``.
     preprocessing : optional
-        ``(mean, std)`` for the normalization that the classifiers expect; a configuration of timm or an image
-        processor of transformers; ``"auto"`` for timm's models; or a list with one entry per member. Perturbations
-        stay in pixels.
+        ``(mean, std)`` that the classifiers expect; a configuration of timm or an image processor of transformers;
+        ``"auto"`` for timm's models; or a list with one entry per member. Perturbations stay in pixels.
     probs : array, optional
         α of several modules; uniform by default.
     split, limit : str, int, optional
@@ -82,8 +88,8 @@ def evaluate(
     seed : int
         Determines every random choice of attacks given by name.
     folder : path or WitnessStore, optional
-        A witness store: its searches are not repeated, and every finished batch is added. The same call
-        continues an interrupted one and makes no attack twice.
+        A witness store: its searches are not repeated, and every finished batch is added, so that the same call
+        continues an interrupted one.
     progress : callable, optional
         ``progress(task, done, total)``; by default bars in a terminal or notebook.
 
@@ -103,21 +109,18 @@ def evaluate(
     """
     tries = tuple(map(as_attempts, attempts if isinstance(attempts, Sequence) else [attempts]))
     with prepare(model, data, attack, **settings) as case:
-        if case.rec.stochastic:
-            if also or case.store is not None:
-                raise InputError("also and folder cannot be given for a random model; leave them out")
-            return evaluate_random(case, confidence, tries, votes)
-        if votes != 1:
-            raise InputError(f"votes is {votes!r}; only random models vote, so leave it out")
-        return evaluate_case(case, also, confidence, attempts=tries)
+        if not case.rec.stochastic:
+            return evaluate_case(case, also, attempts=tries)
+        if also or case.store is not None:
+            raise InputError("also and folder cannot be given for a random model; leave them out")
+        return evaluate_random(case, tries)
 
 
 def evaluate_case(
     case: Case,
     also: Mapping[str, ArrayLike | Tensor | None] | None = None,
-    confidence: float = 0.95,
     *,
-    attempts: Sequence[int | float] = (),
+    attempts: tuple[float, ...] = (),
     average: bool = True,
 ) -> Evaluation:
     """`evaluate` for deterministic members that are prepared; average: also attack the average of all logits."""
@@ -131,33 +134,30 @@ def evaluate_case(
     attack_all(known, case, [probs, *extra.values()])
     mean = attack_average(known, case) if average and len(rec) > 1 else known
     known.confirm(probs)
-    reach = known_conflict(known, case)
     return Evaluation(
+        conflict=known_conflict(known, case),
         **case.head(known),
         clean=known.clean,
         pool=known.pool,
         average=(mean.clean[:, 0], mean.pool.foolable[:, 0]) if average else None,
         classes=known.classes,
         flops=tuple(models.flops(member, data.x.shape[1:]) for member in rec.members),
-        confidence=confidence,
         chosen_on=dict(case.chosen_on),
         also=extra,
         flags=known.flags,
-        conflict=reach,
         verified=known.verified,
-        attempts=tuple(attempts),
+        attempts=attempts,
         x=data.x,
     )
 
 
-def attack_all(known: Witnesses, case: Case, several: list[NDArray[np.float64]]) -> None:
+def attack_all(known: Witnesses, case: Case, several: Sequence[NDArray[np.float64]]) -> None:
     """The loop: every attack, on the ensemble at several probabilities and on each member alone."""
     members = len(known.rec)
-    alone = list(np.eye(members)) if members > 1 else []
     for attack in case.attacks:
         for probs in several:
             known.attack(attack, probs, f"{attack.name} on the ensemble")
-        for index, probs in enumerate(alone):
+        for index, probs in enumerate(np.eye(members) if members > 1 else ()):
             known.attack(attack, probs, f"{attack.name} on member {index}")
 
 
@@ -168,7 +168,7 @@ def attack_average(known: Witnesses, case: Case, pool: WitnessPool | None = None
     """
     one = RandomizedEnsemble([average_of(known.rec)])
     mean = Witnesses(one, known.data, known.threat, store=known.store, pool=pool, progress=known.progress)
-    worst = worst_inputs(known.pool, known.rec.probs, known.x)
+    worst = torch.from_numpy(known.pool.worst(known.rec.probs, known.x.numpy()))
     mean.judge(np.arange(len(worst)), worst, ["transfer"] * len(worst))
     for attack in case.attacks:
         mean.attack(attack, np.ones(1), f"{attack.name} on the average")
@@ -185,3 +185,231 @@ def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
         own = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else [1.0]
         np.add.at(weights, part, np.array(own) / len(parts))
     return DeterministicEnsemble(list(networks), weights)
+
+
+class Witnesses:
+    """What is known about an ensemble on n inputs: errors on the unperturbed inputs, bool [n, M], and a growing pool.
+
+    pool (argument): witnesses known before. cost: the passes behind the pool, whichever call made them; now: those of
+    this call. flags: per attack and member, shares of inputs. verified: how many stored witnesses were scored again,
+    and how many hold.
+    """
+
+    def __init__(
+        self,
+        rec: RandomizedEnsemble,
+        data: Data,
+        threat: Threat,
+        *,
+        store: WitnessStore | None = None,
+        pool: WitnessPool | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.rec, self.data, self.threat, self.store, self.progress = rec, data, threat, store, progress
+        self.cost, self.now = Cost(forwards=len(data) * len(rec.networks)), Cost()
+        self.flags: dict[str, dict[str, list[float]]] = {}
+        self.verified: tuple[int, int] | None = None
+        self.x, self.y = data.x, data.y
+        everyone = np.arange(len(data))
+        self.clean = self._errors(rec, everyone, self.x)
+        self.pool = self._witnesses(everyone, self.x, self.clean, ["clean"] * len(data))
+        self._reached: dict[bytes, NDArray[np.float64]] = {}
+        self._earlier: dict[bytes, Spent] = {}
+        self._members = [str(i).encode() for i in range(len(rec))]
+        if store is not None:
+            self._members = [member_key(member) for member in rec.members]
+            self._scope = Scope(self.x, input_keys(self.x, self.y), self._members, threat)
+            self._earlier = store.searched(self._scope)
+            self._load(store)
+        if pool is not None:
+            self.pool = self.pool.merge(pool)
+        if store is not None and dist.is_initialized():
+            dist.barrier()  # every process has read the same store before any of them writes a search
+
+    @property
+    def classes(self) -> int:
+        """How many classes the members know."""
+        with evaluating(self.rec), torch.no_grad():
+            return int(self.rec.logits(self.x[:1].to(self.rec.device)).shape[2])
+
+    @property
+    def doubts(self) -> list[str]:
+        """What the flags say against the result."""
+        blind = _flagged(self.flags, len(self.rec), ("zero_gradient", "nan_gradient"), 0.0)
+        random = _flagged(self.flags, len(self.rec), ("unstable",), _FAILED)
+        said = {
+            f"{MISSING} (member {blind}): these robust accuracies are upper bounds": blind,
+            f"Answers differ when they are computed again (member {random}): the members may be random": random,
+        }
+        return [sentence for sentence, who in said.items() if who]
+
+    def attack(self, attack: Attack, probs: NDArray[np.float64], task: str) -> None:
+        """Attack the inputs whose risk at `probs` can still increase, starting from the known witnesses.
+
+        Members with probability 0 are not attacked; the others' witnesses are shown to them.
+        """
+        if attack.enumerates:  # all fooled sets of all members, once
+            probs = np.full(len(self.rec), 1 / len(self.rec))
+        if self.threat.eps == 0 and not attack.enumerates:  # the inputs themselves are known
+            return
+        drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
+        risks = self.pool.best(probs)[0]
+        search, reached = self._search(attack, drawn, probs)
+        # A search without the witness that it found, by damage or by hand, counts as not made.
+        rows = np.flatnonzero((risks < 1 - _ROUNDING) & ~(risks >= reached - _ROUNDING))
+        part = RandomizedEnsemble([self.rec.members[int(i)] for i in drawn], probs[drawn])
+        rest = RandomizedEnsemble([self.rec.members[int(i)] for i in others]) if len(others) else None
+        start = self.pool.take(np.arange(len(self.data)), drawn)
+
+        self.progress(task, 0, max(1, len(rows)))
+        new: list[WitnessPool] = []
+        batches = attack.batches(
+            part,
+            self.data,
+            rows=rows,
+            start=start,
+            progress=lambda _, done, total: self.progress(task, done, total),
+        )
+        for chunk, found in batches if len(rows) else ():
+            inputs, points = chunk[found.pool.points], torch.from_numpy(found.pool.x_adv)
+            fooled = np.zeros((len(inputs), len(self.rec)), dtype=bool)
+            fooled[:, drawn] = found.pool.fooled
+            if rest is not None and len(inputs):
+                fooled[:, others] = self._errors(rest, inputs, points)
+            reached[chunk] = np.maximum(risks[chunk], found.pool.best(probs[drawn])[0])
+            spent = Spent(chunk, reached[chunk], found.cost.forwards, found.cost.backwards, found.flags)
+            self.now += found.cost
+            self._count(attack, drawn, spent)
+            self._keep(inputs, points, fooled, found.pool.sources, search, spent)
+            new.append(self._witnesses(inputs, points, fooled, found.pool.sources))
+        self.pool = self.pool.merge(*new)
+        self.progress(task, 1, 1)
+
+    def judge(self, rows: NDArray[np.int64], x_adv: Tensor, sources: Sequence[str]) -> NDArray[np.bool_]:
+        """Errors [k, M] of all members on perturbed inputs of `rows`, which join the pool; known ones are read."""
+        verdicts: NDArray[np.int8] = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
+        if self.store is not None:
+            verdicts = self.store.verdicts(self._scope, rows, x_adv)
+        fooled = self._complete(rows, x_adv, verdicts, sources)
+        self.cost += Cost(forwards=len(rows) * len(self.rec.networks))
+        self.pool = self.pool.merge(self._witnesses(rows, x_adv, fooled, sources))
+        return fooled
+
+    def show(self, other: WitnessPool) -> None:
+        """Judge the witnesses of another pool of the same inputs, e.g. of other members."""
+        if len(other):
+            self.judge(other.points, torch.from_numpy(other.x_adv), other.sources)
+
+    def confirm(self, probs: NDArray[np.float64]) -> None:
+        """Compute the errors on the worst inputs at `probs` once more, as a user would; correct what has changed."""
+        worst = self.pool.best(probs)[1]
+        while self._score_again(worst[worst >= 0]) < (worst >= 0).sum():
+            worst = self.pool.best(probs)[1]
+
+    def note(self, *about: str) -> Any:
+        """What was noted about these members, inputs and this threat; None if nothing was."""
+        return None if self.store is None else self.store.note(self._note_key(about))
+
+    def add_note(self, value: Any, *about: str) -> None:
+        """Note a JSON value in the store, if there is one."""
+        if self.store is not None and _writes():
+            self.store.add_note(self._note_key(about), value)
+
+    def _note_key(self, about: tuple[str, ...]) -> bytes:
+        return digest(repr((about, self.threat)).encode(), *self._members, *self._scope.inputs)
+
+    def _search(
+        self, attack: Attack, drawn: NDArray[np.int64], probs: NDArray[np.float64]
+    ) -> tuple[bytes, NDArray[np.float64]]:
+        """The address of a search, and the risks [n] that it reached before (NaN: it was not made there)."""
+        said = repr((__version__, attack.name, attack, probs[drawn].tolist()))
+        key = digest(said.encode(), *(self._members[i] for i in drawn))
+        if key not in self._reached:
+            self._reached[key] = np.full(len(self.data), np.nan)
+            if (earlier := self._earlier.get(key)) is not None:
+                self._reached[key][earlier.rows] = earlier.risks
+                self._count(attack, drawn, earlier)
+        return key, self._reached[key]
+
+    def _score_again(self, rows: NDArray[np.int64]) -> int:
+        """Score witnesses of the pool again; returns how many hold."""
+        assert self.pool.x_adv is not None
+        inputs, points = self.pool.points[rows], torch.from_numpy(self.pool.x_adv[rows])
+        errors = self._errors(self.rec, inputs, points)
+        wrong = np.flatnonzero((self.pool.fooled[rows] & ~errors).any(axis=1))
+        if len(wrong):
+            share = len(wrong) / len(self.data)
+            self.flags.setdefault("scored again", {})["unstable"] = [share] * len(self.rec)
+            sources = [self.pool.sources[row] for row in rows[wrong].tolist()]
+            fooled = self.pool.fooled.copy()
+            fooled[rows] = errors
+            self.pool = self.pool.replace(fooled=fooled)
+            self._keep(inputs[wrong], points[torch.from_numpy(wrong)], errors[wrong], sources)
+        return len(rows) - len(wrong)
+
+    def _load(self, store: WitnessStore) -> None:
+        """Read the store's witnesses of these members and inputs; an added member is judged on them."""
+        rows, verdicts, points, sources = store.load(self._scope)
+        fooled = self._complete(rows, points, verdicts, sources)
+        clean, self.pool = self.pool, self._witnesses(rows, points, fooled, sources)
+        if store.verify:
+            count = len(self.pool)
+            self.verified = (count, self._score_again(np.arange(count)))
+            failed = count - self.verified[1]
+            if failed > max(1, _FAILED * count):
+                raise FileError(
+                    f"{failed} of {count} witnesses in {store.path} do not fool the members they are stored for: the "
+                    "members differ in something that is not in their weights; use --fresh"
+                )
+        self.pool = clean.merge(self.pool)
+
+    def _complete(
+        self, rows: NDArray[np.int64], x_adv: Tensor, verdicts: NDArray[np.int8], sources: Sequence[str]
+    ) -> NDArray[np.bool_]:
+        """Errors [k, M] on points of which some verdicts are known; the others (-1) are computed and kept."""
+        left = np.flatnonzero((verdicts < 0).any(axis=1))
+        if len(left):
+            points = x_adv[torch.from_numpy(left)]
+            verdicts[left] = self._errors(self.rec, rows[left], points)
+            self._keep(rows[left], points, verdicts[left] == 1, [sources[i] for i in left.tolist()])
+        fooled: NDArray[np.bool_] = verdicts == 1
+        return fooled
+
+    def _count(self, attack: Attack, drawn: NDArray[np.int64], spent: Spent) -> None:
+        """Add the passes and flags of a search, or of a batch of it."""
+        self.cost += Cost(round(spent.forwards), round(spent.backwards))
+        share = len(spent.rows) / len(self.data)
+        for name, values in spent.flags.items():
+            known = self.flags.setdefault(attack.name, {}).setdefault(name, [0.0] * len(self.rec))
+            for member, value in zip(drawn.tolist(), values, strict=True):
+                known[member] = min(1.0, known[member] + share * value)
+
+    def _errors(self, rec: RandomizedEnsemble, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.bool_]:
+        labels = self.y[torch.from_numpy(rows)].to(rec.device)
+        self.now += Cost(forwards=len(rows) * len(rec.networks))
+        errors: NDArray[np.bool_] = rec.errors(x_adv.to(rec.device), labels).cpu().numpy()
+        return errors
+
+    def _witnesses(
+        self, rows: NDArray[np.int64], x_adv: Tensor, fooled: NDArray[np.bool_], sources: Sequence[str]
+    ) -> WitnessPool:
+        points = x_adv.detach().cpu().contiguous().numpy()
+        return WitnessPool(len(self.data), len(self.rec), rows, fooled, x_adv=points, sources=sources)
+
+    def _keep(self, *entry: Any) -> None:
+        if self.store is not None and _writes():
+            self.store.add(self._scope, *entry)
+
+
+def _writes() -> bool:
+    """Whether this is the process that writes to the store."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _flagged(
+    flags: Mapping[str, Mapping[str, Sequence[float]]], members: int, names: Sequence[str], least: float
+) -> str:
+    """The members with such flags at more than `least` of the inputs, and the largest share by any attack."""
+    shares = [found[name] for found in flags.values() for name in names if name in found]
+    worst = [max((share[i] for share in shares), default=0.0) for i in range(members)]
+    return ", ".join(f"{i} at {share:.2g} of the inputs" for i, share in enumerate(worst) if share > least)

@@ -1,37 +1,43 @@
-"""What evaluations are given: classifiers, data and attacks of any kind, made to fit each other."""
+"""What evaluations are given: classifiers, data and attacks of any kind or name, made to fit each other."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from randens import attacks
+from randens import attacks, models
 from randens.attacks import Attack, Cost
 from randens.core.devices import on_device
-from randens.core.errors import InputError, RandensError, RandensWarning
+from randens.core.errors import FileError, InputError, RandensError, RandensWarning
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
-from randens.data import Data, as_data, check_range
-from randens.ensemble import RandomizedEnsemble, evaluating
-from randens.evaluation.loading import MODELS, check_unseen, chosen_on_of, load_model, run_data
-from randens.evaluation.loop import Witnesses, attack_options
-from randens.evaluation.tables import About
+from randens.data import Data, as_data, check_range, names
+from randens.ensemble import RandomizedEnsemble, evaluating, load
+from randens.evaluation.tables import About, attack_options
 from randens.models import Adapted, adapt, logits_of, preprocessing_per_member
 from randens.random_model import RandomizedModel
 from randens.threat import FiniteThreat, Threat, norm_name, number
-from randens.witness.fingerprints import fingerprint
-from randens.witness.store import WitnessStore, as_store
+from randens.witness.fingerprints import fingerprint, input_keys
+from randens.witness.store import WitnessStore
 
+if TYPE_CHECKING:
+    from randens.evaluation.evaluate import Witnesses
+
+
+MODELS = "a module, a list of modules, a RandomizedEnsemble, a run folder, torchscript:PATH, onnx:PATH, or a zoo name"
+_TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
+_CODE = ("torchscript", "onnx")
 _LOOKED_AT = 256  # inputs on which members are checked
 _ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
 _REPEATED = 1e-3  # of the largest logit: two calls of a deterministic member may differ by rounding
@@ -60,12 +66,15 @@ class Settings(Part, total=False):
     threat: Threat | None
 
 
+def chosen_split(data: Any, settings: Settings) -> Settings:
+    """The settings of a choice: of named data, the validation split is the default."""
+    named = data is None or isinstance(data, (str, os.PathLike))
+    return {**settings, "split": "validation"} if named and settings.get("split") is None else settings
+
+
 @dataclass(frozen=True)
 class Case:
-    """An evaluation ready to begin: ensemble, inputs, attacks against one threat, and what was noticed on the way.
-
-    chosen_on: which split chose what. store: where witnesses are kept.
-    """
+    """An evaluation ready to begin: everything fits, notes say what was noticed, chosen_on which split chose what."""
 
     rec: RandomizedEnsemble
     data: Data
@@ -132,12 +141,10 @@ def prepare(
 
     Inside, gradients are possible whatever mode the caller is in; on leaving, members are where and as they were.
     """
-    chosen_on: Mapping[str, str] = {}
-    run: Run | None = None
-    if isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file():
-        run = Run.open(model)
-        chosen_on = chosen_on_of(run)
-        data = run_data(run) if data is None else data
+    is_run = isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file()
+    run = Run.open(model) if is_run else None
+    if run is not None and data is None:
+        data = run_data(run)
     if data is None:
         raise InputError("data is None; only a run folder knows its own: give (x, y), a loader or a name")
     with contextlib.ExitStack() as stack:
@@ -149,20 +156,88 @@ def prepare(
             check_unseen(run, given)
         inputs = _in_precision(given, rec)
         chosen = as_attacks(attack, eps=eps, norm=norm, threat=threat, known=rec.threat, seed=seed)
-        check_range(inputs.x, chosen[0].threat.bounds)
-        if isinstance(finite := chosen[0].threat, FiniteThreat):
+        finite = chosen[0].threat
+        check_range(inputs.x, finite.bounds)
+        if isinstance(finite, FiniteThreat):
             if rec.stochastic:
                 raise InputError(
                     "model answers at random; a finite set is enumerated for deterministic members only"
                 )
-            finite = finite.on(inputs.x)
-            chosen = tuple(dataclasses.replace(one, threat=finite) for one in chosen)
+            chosen = tuple(dataclasses.replace(one, threat=finite.on(inputs.x)) for one in chosen)
         rec = rec if rec.stochastic else as_logit_members(rec, inputs.x)
         stack.enter_context(on_device(rec, device))
-        notes = (*inputs.notes, *(() if rec.stochastic else likely_mistakes(rec, inputs)))
-        normalized = None if preprocessing is None else _preprocessing_text(rec)
-        report = stack.enter_context(bars(progress, log=False))
-        yield Case(rec, inputs, chosen, notes, normalized, chosen_on, as_store(folder), report)
+        yield Case(
+            rec,
+            inputs,
+            chosen,
+            notes=(*inputs.notes, *(() if rec.stochastic else likely_mistakes(rec, inputs))),
+            preprocessing=None if preprocessing is None else _preprocessing_text(rec),
+            chosen_on={} if run is None else chosen_on_of(run),
+            store=WitnessStore(folder) if isinstance(folder, (str, os.PathLike)) else folder,
+            progress=stack.enter_context(bars(progress, log=False)),
+        )
+
+
+def load_model(spec: str | os.PathLike[str]) -> Any:
+    """The classifier that a string names: a run or ensemble folder, a zoo name, or what `models.from_spec` takes.
+
+    A factory with a required argument makes a random classifier: it is called with a seed for every draw.
+    """
+    text, path = os.fspath(spec), Path(spec)
+    if path.is_dir():
+        return load(path if (path / "ensemble.json").is_file() else Run.open(path).ensemble)
+    if path.is_file():
+        kind = "torchscript" if path.suffix in _TORCHSCRIPT else path.suffix[1:]
+        if kind in _CODE:
+            raise InputError(f"model is {text!r}: this file is code; to run it, name it as {kind}:{text}")
+        raise InputError(
+            f"model is {text!r}; give a folder of RandomizedEnsemble.save, torchscript:PATH or onnx:PATH"
+        )
+    if ":" in text:
+        if text.partition(":")[0] not in ("timm", "robustbench", *_CODE):
+            with models.imported(text) as factory:
+                arguments = inspect.signature(factory).parameters.values()
+                if any(a.default is a.empty and a.kind <= a.POSITIONAL_OR_KEYWORD for a in arguments):
+                    return RandomizedModel(factory)
+        return models.from_spec(text)
+    from randens import zoo
+
+    if text not in zoo.names():
+        raise InputError(f"model is {text!r}, which is no file, folder or name of the zoo; give {MODELS}")
+    return zoo.load(text)
+
+
+def run_data(run: Run) -> str:
+    """The name or folder of the data that a run was trained on."""
+    with contextlib.suppress(KeyError, TypeError):
+        if isinstance(name := run.manifest["recipe"]["data"]["name"], str):
+            return name
+    raise InputError(f"{run.path} does not say which data it was trained on; name them with data= (--data)")
+
+
+def check_unseen(run: Run, data: Data) -> None:
+    """Refuse test data, or data of an unknown split, that hold images which a run was trained on."""
+    known = data.split in ("train", "validation") or data.name in names()
+    if known or not (run.path / "trained_on.json").is_file():
+        return
+    seen = set(run.read("trained_on")["inputs"])
+    if again := sum(key.hex() in seen for key in input_keys(*data[:])):
+        raise InputError(
+            f"data holds {again} of {len(data)} inputs that {run.path} was trained on, so they test nothing; give "
+            "others, e.g. a folder with train, validation and test folders in it"
+        )
+
+
+def chosen_on_of(run: Run) -> dict[str, str]:
+    """Which split chose the probabilities and the checkpoints of a run, as it recorded that."""
+    recorded = run.manifest.get("chosen_on")
+    choices = {str(k): str(v) for k, v in recorded.items()} if isinstance(recorded, Mapping) else {}
+    with contextlib.suppress(FileError, KeyError, TypeError):
+        sampling = run.read("sampling")
+        # Probabilities that were found but not applied do not count.
+        if sampling["probs"] == load(run.ensemble).probs.tolist():
+            choices["probs"] = str(sampling["about"]["split"])
+    return choices
 
 
 def image_size(rec: RandomizedEnsemble) -> tuple[int, int] | None:
@@ -182,8 +257,7 @@ def as_attacks(
 ) -> tuple[Attack, ...]:
     """Attacks from attacks, names, presets or nothing (``standard``; all of a finite set), against one threat.
 
-    `known` is the ensemble's own threat, the default for missing arguments. An attack has its own threat; an
-    `eps`, `norm` or `threat` that contradicts it is refused.
+    `known` is the ensemble's own threat, the default. What contradicts an attack's own threat is refused.
     """
     several = isinstance(attack, Sequence) and not isinstance(attack, str)
     default = "finite" if isinstance(threat, FiniteThreat) else "standard"
@@ -225,10 +299,7 @@ def _ball(norm: str, radius: float, bounds: tuple[float, float] | None = (0.0, 1
 def as_rec(
     model: Any, *, probs: ArrayLike | Tensor | None = None, preprocessing: Any = None
 ) -> RandomizedEnsemble:
-    """A randomized ensemble of one classifier or several; over the same modules, not copies.
-
-    preprocessing: for every member, or a list with one entry per member.
-    """
+    """A randomized ensemble of one classifier or several; over the same modules, not copies."""
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model)
     several = isinstance(model, Sequence) and len(model) > 0
@@ -265,12 +336,15 @@ def _preprocessing_text(rec: RandomizedEnsemble) -> str:
     found = []
     for member in rec.members:
         inner = member.build(0) if isinstance(member, RandomizedModel) else member
-        adapted = next((m for m in inner.modules() if isinstance(m, Adapted) and m.mean is not None), None)
-        pairs = [] if adapted is None else [adapted.mean, adapted.std]
-        numbers = [[round(v, 4) for v in part.flatten().tolist()] for part in pairs if part is not None]
-        found.append(f"(x − {numbers[0]}) / {numbers[1]}" if len(numbers) == 2 else "unchanged")
+        adapted = [(m.mean, m.std) for m in inner.modules() if isinstance(m, Adapted)]
+        pairs = [(_rounded(m), _rounded(s)) for m, s in adapted if m is not None and s is not None]
+        found.append(f"(x − {pairs[0][0]}) / {pairs[0][1]}" if pairs else "unchanged")
     each = "; ".join(f"member {i}: {text}" for i, text in enumerate(found))
     return found[0] if len(set(found)) == 1 else each
+
+
+def _rounded(part: Tensor) -> list[float]:
+    return [round(value, 4) for value in part.flatten().tolist()]
 
 
 def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
@@ -278,17 +352,17 @@ def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
     weights = [[p.dtype for p in member.parameters() if p.is_floating_point()] for member in rec.members]
     kinds = {own[0] for own in weights if own}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        listed = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise InputError(
-            f"the members' weights are {names}; all must be float32, or all float64, e.g. member.float()"
+            f"the members' weights are {listed}; all must be float32, or all float64, e.g. member.float()"
         )
     x = data.x
     wanted = kinds.pop() if kinds else x.dtype
-    if x.dtype == wanted:
-        return dataclasses.replace(data, stored=x)
-    was, read = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, wanted))
-    said = f"x is {was}; it was read as {read}, as the members' weights are"
-    return dataclasses.replace(data, stored=x.to(wanted), notes=(*data.notes, said))
+    notes = data.notes
+    if x.dtype != wanted:
+        was, read = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, wanted))
+        notes = (*notes, f"x is {was}; it was read as {read}, as the members' weights are")
+    return dataclasses.replace(data, stored=x.to(wanted), notes=notes)
 
 
 def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
@@ -322,10 +396,7 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
 
 
 def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
-    """Likely mistakes in members and labels, as warnings and as sentences for the result.
-
-    Members that answer at random are refused, as are labels that the members do not have.
-    """
+    """Likely mistakes in members and labels, as warnings and sentences; random answers, unknown labels are refused."""
     x, y = data.x[:_LOOKED_AT], data.y[:_LOOKED_AT]
     with evaluating(rec), torch.no_grad():
         first, again = (rec.logits(x.to(rec.device).clone()).cpu() for _ in range(2))
@@ -346,11 +417,9 @@ def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
     leaves = [[m for m in member.modules() if next(m.children(), None) is None] for member in rec.members]
     training = torch.tensor([any(m.training for m in own) for own in leaves])
     shares = ((first >= 0).all(dim=2) & ((first.sum(dim=2) - 1).abs() < 1e-4)).all(dim=1)
-    predicted = first.argmax(dim=2)
+    predicted, chance, enough = first.argmax(dim=2), 1 / classes, len(y) >= _ENOUGH
     right = (predicted == y).double().mean(dim=1)
-    chance = 1 / classes
     poor = right <= chance + 2 * (chance * (1 - chance) / len(y)) ** 0.5
-    enough = len(y) >= _ENOUGH
     said = {
         "in training mode; evaluation is in eval mode, as always": training,
         "returning probabilities, not logits: gradients vanish where they are near 0 and 1, and averages mean "
@@ -376,5 +445,5 @@ def _who(which: Tensor, rec: RandomizedEnsemble) -> str:
     members = which.nonzero().flatten().tolist()
     if len(rec) == 1:
         return "the model is"
-    several = len(members) > 1
-    return f"member{'s' * several} {' and '.join(map(str, members))} {'are' if several else 'is'}"
+    noun, verb = ("members", "are") if len(members) > 1 else ("member", "is")
+    return f"{noun} {' and '.join(map(str, members))} {verb}"

@@ -1,22 +1,22 @@
-"""Confidence intervals of means over inputs."""
+"""Confidence intervals of means over inputs, and over draws of a random classifier."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit, xlogy
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, whole
 
 
 class Estimate(float):
-    """A mean over inputs, and an interval that covers the mean over the distribution they come from.
+    """A mean over inputs, a float with `low` and `high` for that over the distribution the inputs come from.
 
-    It is a float with `low` and `high`. The interval covers the choice of inputs only, not what a stronger
-    attack might find.
+    The interval covers the choice of inputs only, not what a stronger attack might find.
 
     Examples
     --------
@@ -52,10 +52,7 @@ class Estimate(float):
 
 
 def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean of values in [0, 1] with Wilson's score interval.
-
-    Wilson's interval is made for zeros and ones. Expected accuracies lie between them and vary less, at most
-    p(1 − p), so for those the interval is conservative.
+    """Mean of values in [0, 1] with Wilson's score interval, conservative where values lie between zero and one.
 
     >>> found = estimate([0, 1, 1, 1])
     >>> float(found), found.low < 0.75 < found.high
@@ -95,9 +92,8 @@ def joint(confidence: float, count: int) -> float:
 def two_way(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Mean of values [seeds, inputs], with an interval over both the choice of seeds and that of inputs.
 
-    A training run is random as well as the inputs: each seed shifts all inputs, and each input all seeds. Their
-    half-widths, by analysis of variance and with Student's quantile for so few of each, add up as squares. For
-    comparisons give the differences of two trainings, seed by seed.
+    Each seed shifts all inputs, and each input all seeds. Their half-widths, by analysis of variance with Student's
+    quantile, add up as squares. For comparisons give the differences of two trainings, seed by seed.
 
     >>> found = two_way([[1.0, 0.0, 1.0], [0.5, 0.0, 0.0]])
     >>> float(found) == 2.5 / 6, found.low < 0 < found.high
@@ -125,13 +121,8 @@ def two_way(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Estimate:
     """Share of successes in independent trials, with the exact interval of Clopper and Pearson.
 
-    The trials may have different probabilities: the interval then covers their mean, as such a count varies less
-    than a binomial one with the same mean (Hoeffding 1956).
+    Of trials with different probabilities it covers the mean: their count varies less (Hoeffding 1956).
     """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise InputError(
-            f"successes is {successes} of {trials} trials; there must be 0 ≤ successes ≤ trials ≥ 1"
-        )
     tail = _error(confidence) / 2
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0
@@ -156,13 +147,87 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def widened(inner: Estimate, n: int, confidence: float = 0.95) -> Estimate:
-    """An interval for the mean over a population of inputs, from one for the mean over n inputs drawn from it.
-
-    If `inner` holds with probability 1 − a, the result does with probability `confidence` − a.
-    """
+    """An interval for the mean over a population, from one for n inputs of it; their error probabilities add up."""
     tail = _error(confidence) / 2
     low, high = 1 - _bentkus(1 - inner.low, n, tail), _bentkus(inner.high, n, tail)
     return Estimate(inner, min(low, inner.low), max(high, inner.high))
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Shares of correct answers on fresh draws, values [n, m]: 0 or 1 where one member answers.
+
+    predicted [n, m]: the class that one draw of the whole model gives. group [n]: inputs with the same number had
+    their m draws in common.
+    """
+
+    values: NDArray[np.float64]
+    predicted: NDArray[np.int64]
+    group: NDArray[np.int64]
+
+    @property
+    def shared(self) -> int:
+        """The largest number of inputs that shared a draw."""
+        return int(np.bincount(self.group).max())
+
+    def over_draws(self, confidence: float, *, exact: bool = False) -> Estimate:
+        """Mean over these inputs, which are the population; where they share draws, only calls are independent."""
+        mean = float(self.values.mean())
+        if exact:
+            return Estimate(mean, mean, mean)
+        if self.shared == 1:
+            return _independent(self.values.ravel(), confidence)
+        sums = np.zeros((int(self.group.max()) + 1, self.values.shape[1]))
+        np.add.at(sums, self.group, self.values)
+        # Groups differ in size by one at most; dividing by the largest keeps every call's value in [0, 1].
+        scale = self.shared * len(sums) / len(self.values)
+        calls = bounded_mean((sums / self.shared).ravel(), confidence)
+        return Estimate(mean, min(mean, calls.low * scale), min(1.0, max(mean, calls.high * scale)))
+
+    def over_inputs(self, confidence: float) -> Estimate:
+        """Mean over the distribution of the inputs; where they share draws, that over draws widened for n inputs."""
+        if self.shared > 1:
+            half = (1 + confidence) / 2
+            return widened(self.over_draws(half), len(self.values), half)
+        means = self.values.mean(axis=1)
+        return (_independent if self.values.shape[1] == 1 else bounded_mean)(means, confidence)
+
+    def after(self, attempts: int, confidence: float) -> Estimate:
+        """Chance to be right `attempts` times in a row, unbiased: the mean product over all sets of as many draws."""
+        whole("attempts", attempts, 1, self.values.shape[1], ", the number of scoring draws")
+        means = np.zeros((attempts + 1, len(self.values)))
+        means[0] = 1.0
+        for seen, column in enumerate(self.values.T, start=1):
+            for k in range(min(attempts, seen), 0, -1):
+                means[k] = (k * column * means[k - 1] + (seen - k) * means[k]) / seen
+        return self._grouped(means[attempts], confidence)
+
+    def votes(self, votes: int, y: NDArray[np.int64], confidence: float) -> Estimate:
+        """Accuracy of the majority of `votes` draws, ties broken at random; every draw is used once."""
+        draws = self.predicted.shape[1]
+        whole("votes", votes, 1, draws, ", the number of scoring draws")
+        classes = int(max(self.predicted.max(), y.max())) + 1
+        found = []
+        for first in range(0, draws - votes + 1, votes):
+            ballots = self.predicted[:, first : first + votes]
+            counts = (ballots[:, :, None] == np.arange(classes)).sum(axis=1)
+            leading = counts == counts.max(axis=1, keepdims=True)
+            found.append(leading[np.arange(len(y)), y] / leading.sum(axis=1))
+        return self._grouped(np.mean(found, axis=0), confidence)
+
+    def _grouped(self, values: NDArray[np.float64], confidence: float) -> Estimate:
+        """Mean of values [n] in [0, 1]; inputs that shared draws count as one."""
+        sums = np.bincount(self.group, values)
+        inside = bounded_mean(np.clip(sums / np.bincount(self.group), 0, 1), confidence)
+        mean = float(values.mean())
+        return Estimate(mean, min(mean, inside.low), max(mean, inside.high))
+
+
+def _independent(values: NDArray[np.float64], confidence: float) -> Estimate:
+    """Mean of independent values in [0, 1]: Clopper and Pearson's interval for zeros and ones."""
+    if np.isin(values, (0.0, 1.0)).all():
+        return exact_binomial(int(values.sum()), len(values), confidence)
+    return bounded_mean(values, confidence)
 
 
 def _checked(values: ArrayLike) -> tuple[NDArray[np.float64], float]:

@@ -7,8 +7,7 @@ model and the distribution of its randomness, but not the draw that answers. Thr
   on them is biased downwards;
 - *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and set
   the number of scoring draws;
-- *scoring draws*: used once, after all choices. So no choice depends on them, and their mean is unbiased for the
-  chosen perturbations.
+- *scoring draws*: used once, after all choices, so their mean is unbiased for the chosen perturbations.
 
 With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack draws
 is at most the robust accuracy, and that on the scoring draws at least (sample average approximation).
@@ -26,7 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from randens.attacks import Attack, Cost, create
 from randens.attacks.eot import EOT, draw_gradients, sources
@@ -34,20 +33,34 @@ from randens.attacks.losses import expected_margin
 from randens.attacks.suite import Suite
 from randens.core.errors import InputError, whole
 from randens.ensemble import RandomizedEnsemble, frozen
-from randens.evaluation.draws import OTHER, SCORE, TRIED, Randomness, Scores, members_of, randomness, score
 from randens.evaluation.inputs import Case
-from randens.evaluation.intervals import Estimate
+from randens.evaluation.intervals import Estimate, Scores
 from randens.evaluation.tables import Result, Table, bars, between, percent
 from randens.random_model import RandomizedModel, expanded
 
-# The first seed of the selection draws; attack draws begin at 0, `eot` ends below 1.1e9.
-_SELECT = 1_500_000_000
+# First seeds of the draws that choose, score and compare; attack draws begin at 0, `eot` ends below 1.1e9.
+_SELECT, _SCORE, _OTHER = 1_500_000_000, 1_600_000_000, 1_900_000_000
 _FEWEST, _MOST = 16, 1024  # scoring draws per input
+_CALLS = 4_000  # calls with few inputs each that scoring may take where draws cannot be batched
+_BUILDS = 1_000  # modules that scoring may ask a factory for
 _FIRST = 8  # draws that are attacked first: with fewer, their luck hides what was fitted
 _SADDLE = 8  # draws that the default saddle attack looks at: its cost grows with their square
+_TRIED, _LOOKED = 8, 16  # draws and inputs that show whether a model is random at all
 TOLERANCE = 0.02  # how far the accuracies on attacked and on fresh draws may differ
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Whether a few draws differ, whether the same seed gives the same answer, the largest difference of logits
+    (relative), and the share of inputs on which the class changes.
+    """
+
+    random: bool
+    seeded: bool
+    difference: float
+    class_changed: float
 
 
 @dataclass(frozen=True)
@@ -64,20 +77,16 @@ class ChosenAttack:
 class RandomEvaluation(Result):
     """Expected accuracies of a random classifier on fresh draws, with intervals.
 
-    natural, robust: the inputs are a sample, and the interval covers the mean over the distribution they come from.
-    natural_over_draws, robust_over_draws: these inputs are the population, and only the draws are a sample. in_sample,
-    fresh: accuracy of the perturbations that were searched on K frozen draws, on these draws (too low, as they were
-    fitted) and on the selection draws. single_draw: what a single-draw evaluation reports. adversaries: how often each
-    gave the perturbation that counts. draws, selection_draws, scoring_draws, shared: frozen draws attacked, draws that
-    chose, fresh draws per input, and the number of inputs that shared each. more: accuracies after several attempts
-    and of votes, by name. scores, y, x_adv: in memory only.
+    natural, robust: the inputs are a sample; natural_over_draws, robust_over_draws: they are the population, and only
+    the draws are a sample. in_sample, fresh: accuracy of the perturbations that were searched on K frozen draws, on
+    these draws (too low, as they were fitted) and on the selection draws. single_draw: what a single-draw evaluation
+    reports. adversaries: how often each gave the perturbation that counts. shared: the inputs that had a scoring draw
+    in common. more: accuracies after several attempts, by name.
     """
 
     kind: ClassVar[str] = "stochastic"
-    entries: ClassVar[str] = (
-        "natural robust natural_over_draws robust_over_draws more in_sample fresh single_draw draws selection_draws "
-        "scoring_draws shared cost confidence converged randomness adversaries"
-    )
+    in_memory: ClassVar[str] = "scores y x_adv"
+    derived: ClassVar[str] = "converged"
 
     natural: Estimate
     robust: Estimate
@@ -92,20 +101,11 @@ class RandomEvaluation(Result):
     selection_draws: int
     scoring_draws: int
     shared: int
-    confidence: float
+    confidence: float = 0.95
     more: Mapping[str, Estimate]
     scores: Scores
     y: NDArray[np.int64]
     x_adv: Tensor
-
-    @property
-    def knowledge(self) -> str:
-        """What the adversary knew, and what not."""
-        return (
-            "The adversary knew the model, the labels and the law of its randomness, and could draw from it at will: "
-            f"{self.draws} frozen draws to search on, {self.selection_draws} further ones to choose between "
-            f"perturbations. It did not know the {self.scoring_draws} fresh draws per input that answer."
-        )
 
     @property
     def converged(self) -> bool:
@@ -113,11 +113,7 @@ class RandomEvaluation(Result):
         return abs(self.fresh - self.in_sample) <= TOLERANCE
 
     def after(self, attempts: int, draw: str = "query") -> Estimate:
-        """Robust accuracy against an attacker who may try `attempts` times with the chosen perturbation.
-
-        Unbiased from the scoring draws, of which there must be as many. draw: only "query" (every attempt is a fresh
-        draw) is known for a random model.
-        """
+        """Robust accuracy against an attacker who may try `attempts` times, each on a fresh draw ("query")."""
         if draw != "query":
             raise InputError(f"draw is {draw!r}; for a random model it must be 'query'")
         return self.scores.after(attempts, self.confidence)
@@ -127,13 +123,12 @@ class RandomEvaluation(Result):
         return self.scores.votes(votes, self.y, self.confidence)
 
     def table(self) -> Table:
-        rows = {
+        own = {
             "natural": self.natural,
             "natural, these inputs": self.natural_over_draws,
             "robust": self.robust,
-            "robust, these inputs": self.robust_over_draws,
-            **self.more,
         }
+        rows = {**own, "robust, these inputs": self.robust_over_draws, **self.more}
         lines = [(name, percent(v), between(v)) for name, v in rows.items()]
         records = [{"accuracy": k, "value": float(v), "low": v.low, "high": v.high} for k, v in rows.items()]
         return Table(("accuracy", "mean", f"{self.confidence:.0%} interval"), lines, records)
@@ -143,20 +138,22 @@ class RandomEvaluation(Result):
         return bars(rows, "expected accuracy", path)
 
     def sentences(self) -> list[str]:
-        cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes"
         held = (
             "Robust accuracies hold against the perturbations found: a stronger attack can only lower them. "
-            f"Cost: {cost}."
+            f"Cost: {self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes."
         )
         if not self.randomness.random:
-            same = (
-                f"The model is deterministic: {TRIED} seeds gave the same logits, and every number is exact."
-            )
-            return [same, held]
-        enough = "within" if self.converged else "above"
-        more = "" if self.converged else f": attack more draws (draws={2 * self.draws})"
+            return [
+                f"The model is deterministic: {_TRIED} seeds gave the same logits, and every number is exact.",
+                held,
+            ]
+        enough, more = (
+            ("within", "") if self.converged else ("above", f": attack more draws (draws={2 * self.draws})")
+        )
         return [
-            self.knowledge,
+            "The adversary knew the model, the labels and the law of its randomness, and could draw from it at will: "
+            f"{self.draws} frozen draws to search on, {self.selection_draws} further ones to choose between "
+            f"perturbations. It did not know the {self.scoring_draws} fresh draws per input that answer.",
             f"The perturbations searched on {self.draws} draws have {percent(self.in_sample)} on these draws and "
             f"{percent(self.fresh)} on the selection draws; the difference is {enough} the tolerance of "
             f"{TOLERANCE:.0%}{more}.",
@@ -165,13 +162,10 @@ class RandomEvaluation(Result):
         ]
 
 
-def evaluate_random(
-    case: Case, confidence: float = 0.95, attempts: Sequence[int | float] = (), votes: int = 1
-) -> RandomEvaluation:
+def evaluate_random(case: Case, attempts: Sequence[float] = ()) -> RandomEvaluation:
     """`randens.evaluate` for a random classifier, or an ensemble some of whose members are random."""
-    model, inputs = case.rec, case.data
+    model, inputs, confidence = case.rec, case.data, RandomEvaluation.confidence
     tries = [whole("attempts", q, 1, _MOST, " for a random model") for q in attempts]
-    whole("votes", votes, 1, _MOST)
     most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
     found = randomness(model, inputs.x)
     if not found.seeded:
@@ -179,30 +173,28 @@ def evaluate_random(
             "model ignores its seed: the same seed gave different logits; let it draw from torch's generators or from "
             "the `generator` argument of forward, or give a factory that makes a module from a seed"
         )
-    run = _Adversary(case, max(_FEWEST, most) if found.random else 1)
+    most, fewest = (most, _FEWEST) if found.random else (1, 1)
+    run = _Adversary(case, max(fewest, most))
     gradual, last = _plan(case.attacks)
-    for draws in _schedule(most if found.random else 1):
+    # K = most/8, most/4, most/2, most; at least 8 where there are as many.
+    for draws in sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)}):
         in_sample, fresh = run.attack(gradual, draws)
         if abs(fresh - in_sample) <= TOLERANCE:
             break
     for other, cap in last:
         run.find(other, min(cap, draws), "one frozen draw" if cap == 1 else other.name)
     single = run.single_draw()
-    best = run.choose()
-    rows = np.arange(len(inputs))
+    best, rows = run.choose(), np.arange(len(inputs))
     # The first candidates are the inputs themselves.
     selected = [1 - part.mean() for part in (run.risks[0], run.risks[best, rows])]
-    count = _scoring_draws(selected, len(inputs), TOLERANCE / 2, confidence) if found.random else 1
-    count = max(count, votes, *tries)
+    count = max(
+        1, *tries, _scoring_draws(selected, len(inputs), TOLERANCE / 2, confidence) if found.random else 1
+    )
     x_adv = torch.stack(run.points)[torch.from_numpy(best), torch.from_numpy(rows)]
-    first = SCORE + 100_000 * run.seed
+    first = _SCORE + 100_000 * run.seed
     natural = score(model, inputs.x, inputs.y, count, seed=first)
     robust = score(model, x_adv, inputs.y, count, seed=first + 50_000_000)
     run.cost += Cost(forwards=2 * count * len(inputs) * len(members_of(model)))
-    y = inputs.y.numpy()
-    more = {f"robust after {q} attempts": robust.after(q, confidence) for q in tries}
-    for name, scores in (("natural", natural), ("robust", robust)) if votes > 1 else ():
-        more[f"{name}, majority of {votes} draws"] = scores.votes(votes, y, confidence)
     return RandomEvaluation(
         about=case.about,
         notes=case.notes,
@@ -221,34 +213,22 @@ def evaluate_random(
         selection_draws=len(run.selection),
         scoring_draws=count,
         shared=robust.shared,
-        confidence=confidence,
-        more=more,
+        more={f"robust after {q} attempts": robust.after(q, confidence) for q in tries},
         scores=robust,
-        y=y,
+        y=inputs.y.numpy(),
         x_adv=x_adv,
     )
 
 
 def _scoring_draws(accuracies: Sequence[float], inputs: int, half: float, confidence: float) -> int:
-    """The draws per input that make the interval over draws ± `half`, estimated from the selection draws.
-
-    The number is fixed before the first scoring draw, so that stopping cannot favor lucky draws.
-    """
+    """Draws per input for an interval over draws of ± `half`, fixed before the first: no stopping at lucky ones."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     worst = max(accuracy * (1 - accuracy) for accuracy in accuracies)
     return min(_MOST, max(_FEWEST, math.ceil(z * z * worst / (inputs * half * half))))
 
 
-def _schedule(most: int) -> list[int]:
-    """K = most/8, most/4, most/2, most; at least 8 where there are as many."""
-    return sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)})
-
-
 def _plan(attacks: Sequence[Attack]) -> tuple[list[Attack], list[tuple[Attack, int]]]:
-    """The attacks that are repeated with more and more draws, and those that follow once, with at most so many.
-
-    The suite is meant for a few members; a random model has a portfolio of its own instead.
-    """
+    """The attacks repeated with more and more draws, and those made once on at most so many; a suite has its own."""
     gradual: list[Attack] = []
     last: list[tuple[Attack, int]] = []
     for one in attacks:
@@ -304,12 +284,8 @@ class _Adversary:
         """The candidates at which the ascents of `eot` end; they do not depend on frozen draws, so are found once."""
         if attack not in self._found:
             with frozen(self.model), torch.enable_grad():
-                batches = zip(
-                    torch.split(self.x, attack.batch_size),
-                    torch.split(self.y, attack.batch_size),
-                    strict=True,
-                )
-                parts = [attack.ends(self.model, xs, ys, xs, attack.seed) for xs, ys in batches]
+                batches = (torch.split(part, attack.batch_size) for part in (self.x, self.y))
+                parts = [attack.ends(self.model, x, y, x, attack.seed) for x, y in zip(*batches, strict=True)]
             passes = len(self.x) * 2 * attack.steps * attack.passes(self.model)
             self.cost += Cost(passes, passes)
             first = len(self.points)
@@ -319,11 +295,8 @@ class _Adversary:
         return self._found[attack]
 
     def single_draw(self, steps: int = 40) -> float:
-        """The accuracy that a single-draw evaluation reports; its perturbations join the candidates.
-
-        Each step's gradient comes from one draw, and an input counts as fooled as soon as one answer is wrong.
-        """
-        drawn, seed = sources(self.model), OTHER + self.seed
+        """The accuracy of a single-draw evaluation: one draw per step, fooled as soon as one answer is wrong."""
+        drawn, seed = sources(self.model), _OTHER + self.seed
         point, kept = self.x.clone(), self.x.clone()
         fooled = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
         generator = torch.Generator().manual_seed(seed)
@@ -367,3 +340,72 @@ class _Adversary:
         """Expected errors [n] of frozen draws."""
         self.cost += Cost(forwards=len(self.x) * len(draws))
         return np.asarray(draws.risk(x_adv.to(self.x), self.y).cpu())
+
+
+def score(
+    model: RandomizedModel | RandomizedEnsemble, x: Tensor, y: Tensor, draws: int, *, seed: int = _SCORE
+) -> Scores:
+    """`draws` fresh answers to every input, shared by groups of inputs where a factory would make too many modules."""
+    members = members_of(model)
+    probs = np.array(model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0])
+    n = len(x)
+    random = [m for m in members if isinstance(m, RandomizedModel) and not m.independent(x)]
+    limit = min([_BUILDS if m.factory is not None else _CALLS for m in random] or [n * draws])
+    groups = max(1, min(n, limit // draws))
+    # Neighbors in a data set are often alike; a fixed shuffle spreads them over the groups.
+    generator = np.random.default_rng(seed)
+    group = generator.permutation(np.arange(n) % groups)
+    rows = [torch.from_numpy(np.flatnonzero(group == g)) for g in range(groups)] if groups < n else []
+    values, predicted = np.zeros((n, draws)), np.zeros((n, draws), dtype=np.int64)
+    answers = generator.choice(len(members), size=(n, draws), p=probs / probs.sum())
+    for index, (member, weight) in enumerate(zip(members, probs, strict=True)):
+        classes = np.zeros((n, 0), dtype=np.int64)
+        for draw in range(draws if isinstance(member, RandomizedModel) else 1):
+            base = seed + (index * draws + draw) * max(n, 1)
+            classes = np.column_stack([classes, _classes(member, x, rows, base)])
+        values += weight * (classes == y.numpy()[:, None])
+        predicted = np.where(answers == index, np.broadcast_to(classes, predicted.shape), predicted)
+    return Scores(np.clip(values, 0.0, 1.0), predicted, group)
+
+
+def _classes(member: nn.Module, x: Tensor, rows: list[Tensor], seed: int) -> NDArray[np.int64]:
+    """The class [n] of every input, under draws that start at `seed`."""
+    if not isinstance(member, RandomizedModel):
+        return np.asarray(RandomizedEnsemble([member]).verdicts(x)[:, 0].cpu())
+    found = torch.zeros(len(x), dtype=torch.int64)
+    with frozen(member), torch.no_grad():
+        for first in range(0, 0 if rows else len(x), 512):
+            part = slice(first, first + 512)
+            found[part] = member.sample(x[part].to(member.device), (seed + first) % 2**31).argmax(dim=1).cpu()
+        for number, chosen in enumerate(rows):
+            z = member.freeze((seed + number) % 2**31)(x[chosen].to(member.device))
+            found[chosen] = z.argmax(dim=1).cpu()
+    return found.numpy()
+
+
+def randomness(model: RandomizedModel | RandomizedEnsemble, x: Tensor) -> Randomness:
+    """Check on a few inputs with a few seeds whether the model is random and its seed determines the draw."""
+    few = x[:_LOOKED]
+    random, seeded, difference, changed = False, True, 0.0, 0.0
+    for member in members_of(model):
+        if not isinstance(member, RandomizedModel):
+            continue
+        with frozen(member), torch.no_grad():
+            draws = [member.freeze(_OTHER + s)(few.to(member.device)) for s in range(_TRIED)]
+            again = member.freeze(_OTHER)(few.to(member.device))
+        counts = sorted({z.shape[1] for z in draws})
+        if len(counts) > 1:
+            raise InputError(f"draws have different class counts {counts}; they must agree")
+        largest = float(draws[0].abs().max().clamp_min(1e-30))
+        seeded &= float((again - draws[0]).abs().max()) <= 1e-5 * largest
+        gap = max(float((z - draws[0]).abs().max()) for z in draws[1:]) / largest
+        random |= gap > 1e-6
+        difference = max(difference, gap)
+        moved = torch.stack([z.argmax(dim=1) != draws[0].argmax(dim=1) for z in draws[1:]]).any(dim=0)
+        changed = max(changed, float(moved.double().mean()))
+    return Randomness(random, seeded, difference, changed)
+
+
+def members_of(model: RandomizedModel | RandomizedEnsemble) -> list[nn.Module]:
+    """The members of an ensemble, or the model itself."""
+    return list(model.members) if isinstance(model, RandomizedEnsemble) else [model]

@@ -12,27 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from randens.attacks import Cost
 from randens.core.errors import FileError, InputError
 from randens.core.files import plain, read_json
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.conflict import Conflict
 from randens.evaluation.intervals import Estimate, estimate, joint
-from randens.evaluation.loop import missing_gradients
-from randens.evaluation.tables import About, Accuracy, Result, Row, Table, bars, probs_text, table_of
-from randens.risk import (
-    RiskProfile,
-    Theorem1Test,
-    bounds,
-    rule_of_thumb,
-    theorem1_test,
-    two_classifiers,
-)
-from randens.risk.sets import from_words, to_words
+from randens.evaluation.tables import Accuracy, Result, Row, Table, bars, probs_text, table_of
+from randens.risk import RiskProfile, Theorem1Test, bounds, rule_of_thumb, theorem1_test, two_classifiers
+from randens.risk.sets import from_words
 from randens.risk.theorems import Bounds
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -42,6 +32,7 @@ THREAT_MODEL = (
     "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
     "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
 )
+MISSING = "Gradients are missing"
 _ATTEMPTS = (1, 2, 10, math.inf)  # in every document
 _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
@@ -68,16 +59,15 @@ class Evaluation(Result):
     """The errors of one ensemble on some inputs under one threat; `randens.evaluate` returns it.
 
     clean: bool [n, M], which members are wrong on the unperturbed inputs. pool: the maximal fooled sets of every input,
-    with the perturbed inputs unless it was read from a file. average: errors [n] of the average of all logits, clean
-    and under attack, if it was evaluated. flops: of one inference of each member. chosen_on: the split used for each
-    choice. also: further probabilities that were attacked, by name. flags: per attack and member, shares of inputs with
-    unusable gradients, or with errors that changed when computed again. conflict: the joint reach, where there are
-    gradients. verified: how many stored witnesses were scored again, and how many hold. attempts: numbers of attempts
-    that the table shows. x: the inputs, in memory only.
+    without the perturbed inputs if it was read from a file. average: errors [n] of the average of all logits, clean and
+    under attack. flops: of one inference of each member. chosen_on: the split used for each choice. also: further
+    probabilities that were attacked. flags: per attack and member, shares of inputs with unusable gradients, or with
+    errors that changed when computed again. conflict: the joint reach. verified: how many stored witnesses were scored
+    again, and how many hold. attempts: numbers of attempts that the table shows.
     """
 
     kind: ClassVar[str] = "evaluation"
-    entries: ClassVar[str] = "classes flops confidence chosen_on also flags verified cost"
+    in_memory: ClassVar[str] = "pool x"
 
     clean: NDArray[np.bool_]
     pool: WitnessPool
@@ -96,7 +86,7 @@ class Evaluation(Result):
     @property
     def n(self) -> int:
         """How many inputs."""
-        return len(self.clean)
+        return self.about.n
 
     @property
     def members(self) -> int:
@@ -136,7 +126,7 @@ class Evaluation(Result):
         """The worst perturbation found of each input, [n, ...]; the input itself where no member is fooled."""
         if self.x is None:
             raise InputError("the evaluation was read from a file; evaluate again to get perturbed inputs")
-        return worst_inputs(self.pool, self.probs, self.x).numpy()
+        return self.pool.worst(self.probs, self.x.numpy())
 
     @cached_property
     def risk(self) -> NDArray[np.float64]:
@@ -159,10 +149,7 @@ class Evaluation(Result):
         return self._mean(1 - self.risk)
 
     def at(self, probs: ArrayLike | None) -> Accuracy:
-        """Accuracy of the randomized ensemble at other probabilities (None: uniform), by the witnesses found.
-
-        Unless they are `probs` or one of `also`, they were not attacked, so the robust value may be too high.
-        """
+        """Accuracies at other probabilities (None: uniform) on the witnesses found; too high if not attacked there."""
         alpha = check_probs(probs, self.members).numpy()
         return Accuracy(self._mean(1 - self.clean @ alpha), self._mean(1 - self.pool.best(alpha)[0]))
 
@@ -170,7 +157,6 @@ class Evaluation(Result):
         """Robust accuracy against an attacker who may try `attempts` times (math.inf: without limit).
 
         draw: "query" if every attempt meets a fresh draw, "client" if the member is fixed for each attacker.
-        Exact for the witnesses found.
         """
         risks = self.profile.configuration_risks(self.probs, attempts, draw)
         counts = np.rint(self.profile.weights * self.n).astype(np.int64)
@@ -230,7 +216,7 @@ class Evaluation(Result):
     @property
     def without_gradients(self) -> str:
         """A headline if attacks met zero or NaN gradients, else nothing."""
-        return missing_gradients(self.flags, self.members)
+        return next((note for note in self.notes if note.startswith(MISSING)), "")
 
     def check(self, rec: RandomizedEnsemble) -> None:
         """Raise an error if this is the evaluation of another ensemble."""
@@ -240,9 +226,9 @@ class Evaluation(Result):
     def rows(self, name: str = "") -> list[Row]:
         """Members, the randomized ensemble at each of its probabilities, the average of all logits."""
         flops = np.array(self.flops, dtype=np.float64)
-        title = f"{name} " if name else ""
         if self.members == 1:
             return [Row(name or "member 0", self.accuracy, float(flops[0]), "single")]
+        title = f"{name} " if name else ""
         members = enumerate(zip(self.member_accuracies, flops.tolist(), strict=True))
         found = [Row(f"{title}member {i}", accuracy, cost, "member") for i, (accuracy, cost) in members]
         for label, probs in self.also.items():
@@ -250,9 +236,10 @@ class Evaluation(Result):
                 found.append(Row(f"{title}sampled, {label}", self.at(probs), float(probs @ flops), "also"))
         shown = f"{title}sampled, α = {probs_text(self.probs)}"
         found.append(Row(shown, self.accuracy, self.expected_flops, "randomized"))
-        if self.deterministic is not None:
-            whole = f"{title}average of all {self.members}"
-            found.append(Row(whole, self.deterministic, float(flops.sum()), "deterministic"))
+        if (whole := self.deterministic) is not None:
+            found.append(
+                Row(f"{title}average of all {self.members}", whole, float(flops.sum()), "deterministic")
+            )
         return found
 
     def table(self) -> Table:
@@ -275,11 +262,9 @@ class Evaluation(Result):
                 self._theorem1(),
                 f"A further member should have a risk of at most {thumb:.4f} (rule of thumb).",
             ]
-            if self.classes == 2:
-                said.append(
-                    "With two classes some deterministic threshold vote is at least as robust: the advantage of "
-                    "sampling is compute alone."
-                )
+        if self.members > 1 and self.classes == 2:
+            vote = "With two classes some deterministic threshold vote is at least as robust: "
+            said.append(f"{vote}the advantage of sampling is compute alone.")
         found = ", ".join(f"{_FOUND.get(name, name)} {count}" for name, count in self.found_by.items())
         cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward member passes"
         said.append(f"Worst cases found by: {found}. Cost: {cost}.")
@@ -305,20 +290,17 @@ class Evaluation(Result):
 
     def content(self) -> dict[str, Any]:
         names = sorted(set(self.pool.sources))
+        witnesses = {
+            "inputs": self.pool.points,
+            "fooled": self.pool.fooled,
+            "source_names": names,
+            "sources": [names.index(source) for source in self.pool.sources],
+        }
         return {
             **super().content(),
-            "attempts": [f"{q:g}" for q in self.attempts],
-            "conflict": None if self.conflict is None else self.conflict.content(),
             "threat_model": THREAT_MODEL,
             "summary": self.summary(),
-            "clean": to_words(self.clean),
-            "average": None if self.average is None else to_words(np.stack(self.average)),
-            "witnesses": {
-                "inputs": self.pool.points,
-                "fooled": to_words(self.pool.fooled),
-                "source_names": names,
-                "sources": [names.index(source) for source in self.pool.sources],
-            },
+            "witnesses": witnesses,
         }
 
     def summary(self) -> dict[str, Any]:
@@ -330,49 +312,21 @@ class Evaluation(Result):
         own = {name: getattr(self, name) for name in f"{names} found_by".split()}
         return dict(plain({**own, "also": also, "attempts": attempts}))
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Evaluation:
+    @classmethod
+    def parts(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        found, about = document["witnesses"], document["about"]
+        members, names = len(about["probs"]), found["source_names"]
+        fooled = from_words("it", found["fooled"], members)
+        sources = [names[i] for i in found["sources"]]
+        return {
+            **document,
+            "pool": WitnessPool(about["n"], members, found["inputs"], fooled, sources=sources),
+        }
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Evaluation:
         """Read what `save` wrote."""
         try:
-            return Evaluation.from_json(read_json(path))
+            return cls.from_json(read_json(path))
         except InputError as error:
             raise FileError(f"{Path(path)}: {error}") from error
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Evaluation:
-        """Inverse of `to_json`."""
-        if not isinstance(value, Mapping) or value.get("format") != "randens-evaluation-2":
-            raise InputError("it is no evaluation of format randens-evaluation-2; evaluate again")
-        try:
-            about, found, name = About.from_json(value["about"]), value["witnesses"], "the evaluation"
-            members = len(about.probs)
-            fooled = from_words(name, found["fooled"], members)
-            sources = [found["source_names"][i] for i in found["sources"]]
-            return Evaluation(
-                about=about,
-                clean=from_words(name, value["clean"], members),
-                pool=WitnessPool(about.n, members, found["inputs"], fooled, sources=sources),
-                average=value["average"] and tuple(from_words(name, value["average"], about.n)),
-                cost=Cost(**value["cost"]),
-                conflict=value["conflict"] and Conflict.from_json(value["conflict"], about),
-                notes=tuple(value["notes"]),
-                **{name: value[name] for name in ("classes", "confidence", "chosen_on", "flags")},
-                flops=tuple(value["flops"]),
-                also={key: np.array(probs) for key, probs in value["also"].items()},
-                verified=value["verified"] and tuple(value["verified"]),
-                attempts=tuple(math.inf if q == "inf" else int(q) for q in value.get("attempts", ())),
-            )
-        except Exception as error:  # altered entries make nearly anything fail
-            raise InputError(f"the evaluation is damaged ({type(error).__name__}: {error})") from error
-
-
-def worst_inputs(pool: WitnessPool, probs: ArrayLike, x: Tensor) -> Tensor:
-    """For each input x [n, ...] its worst known perturbation at `probs`, or the input where no member is fooled."""
-    rows = pool.best(probs)[1]
-    found = np.flatnonzero(rows >= 0)
-    if len(found) and pool.x_adv is None:
-        raise InputError("pool holds sets only; the perturbed inputs are needed")
-    worst = x.detach().cpu().clone()
-    if len(found):
-        worst[torch.from_numpy(found)] = torch.from_numpy(pool.x_adv[rows[found]]).to(worst.dtype)  # type: ignore[index]
-    return worst

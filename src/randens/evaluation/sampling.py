@@ -16,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError, whole
-from randens.evaluation.inputs import AttackLike, prepare
+from randens.evaluation.evaluate import Witnesses
+from randens.evaluation.inputs import AttackLike, Settings, chosen_split, prepare
 from randens.evaluation.intervals import Estimate
-from randens.evaluation.loop import Witnesses
 from randens.evaluation.tables import Result, Table, bars, percent
 from randens.risk import CrossFit, RiskProfile, Sampling, cross_fit, cutting_planes, optimal_sampling
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from randens.evaluation.inputs import Settings
 
 _ROUNDING = 1e-9
 _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
@@ -36,13 +34,14 @@ _LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
 class AttackedSampling(Result, Sampling):
     """Sampling probabilities chosen under attack: a `randens.risk.Sampling`, and what it rests on.
 
-    profile, pool: η as the pool of witnesses has it, which `certificate` verifies against; the pool is in memory only.
-    tol: the gap at which to stop. exact_oracle: whether the attack is known to find every fooled set. clean_risks: of
-    each member. crossed: the cross-fitted risk, of probabilities chosen without the input.
+    profile, pool: η as the pool of witnesses has it, which `certificate` verifies against. tol: the gap at which to
+    stop. exact_oracle: whether the attack is known to find every fooled set. crossed: the cross-fitted risk, of
+    probabilities chosen without the input.
     """
 
     kind: ClassVar[str] = "sampling"
-    entries: ClassVar[str] = "converged claim tol exact_oracle crossed cost clean_risks profile"
+    in_memory: ClassVar[str] = "pool certificate"
+    derived: ClassVar[str] = "converged claim gap support member_risks"
 
     profile: RiskProfile
     pool: WitnessPool
@@ -57,25 +56,30 @@ class AttackedSampling(Result, Sampling):
         return self.gap <= self.tol
 
     @property
+    def member_risks(self) -> NDArray[np.float64]:
+        """η_i [M]."""
+        return self.profile.member_risks
+
+    @property
     def claim(self) -> str:
         """What may be said about these probabilities, and no more."""
         against = "" if self.exact_oracle else " against every witness found"
         what = "risk" if self.attempts == 1 else f"risk after {self.attempts:g} attempts"
         if self.confidence is not None:
             what = f"upper bound of the excess over uniform at {self.confidence:.0%} confidence"
-        left = (
-            "no others have a smaller one" if self.gap <= _ROUNDING else f"others by at most {self.gap:.2g}"
-        )
-        if not self.converged:
+        left = f"others by at most {self.gap:.2g}"
+        if self.gap <= _ROUNDING:
+            left = "no others have a smaller one"
+        elif not self.converged:
             left = f"not settled: others may be better by up to {self.gap:.2g}, allow more sweeps"
         oracle = "exact" if self.exact_oracle else "a heuristic: a stronger attack may change both"
         sweeps = f"{self.sweeps} sweep{'s' if self.sweeps != 1 else ''}"
         return f"smallest {what}{against}: {left} ({sweeps}; the attack is {oracle})"
 
     def table(self) -> Table:
-        rows = list(zip(self.probs.tolist(), self.profile.member_risks.tolist(), strict=True))
-        lines = [(f"member {i}", f"{p:.4f}", percent(1 - risk)) for i, (p, risk) in enumerate(rows)]
-        records = [{"member": i, "prob": p, "risk_alone": risk} for i, (p, risk) in enumerate(rows)]
+        rows = list(enumerate(zip(self.probs.tolist(), self.member_risks.tolist(), strict=True)))
+        lines = [(f"member {i}", f"{p:.4f}", percent(1 - risk)) for i, (p, risk) in rows]
+        records = [{"member": i, "prob": p, "risk_alone": risk} for i, (p, risk) in rows]
         return Table(("", "probability", "robust alone"), lines, records)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
@@ -85,16 +89,12 @@ class AttackedSampling(Result, Sampling):
     def sentences(self) -> list[str]:
         said = [f"Risk {self.risk:.6f}; these probabilities have the {self.claim}."]
         if self.upper is not None:
-            said.append(
-                f"Risk against the perturbations found: at most {self.upper:.4f}, {self.confidence:.0%} confidence."
-            )
+            bound = f"at most {self.upper:.4f}, {self.confidence:.0%} confidence"
+            said.append(f"Risk against the perturbations found: {bound}.")
         if self.crossed is not None:
             risk, deviation = self.crossed.risk, self.crossed.deviation
             said.append(f"Cross-fitted risk {risk:.4f} ± {deviation:.4f}, on inputs that did not choose α.")
         return said
-
-    def content(self) -> dict[str, Any]:
-        return {**Sampling.to_json(self), **super().content(), "member_risks": self.profile.member_risks}
 
 
 def optimize_sampling(
@@ -148,9 +148,7 @@ def optimize_sampling(
     whole("max_sweeps", max_sweeps)
     if confidence is not None and not 0 < confidence < 1:
         raise InputError(f"confidence is {confidence!r}; it must lie between 0 and 1, e.g. 0.95")
-    if settings.get("split") is None and (data is None or isinstance(data, (str, os.PathLike))):
-        settings["split"] = "validation"
-    with prepare(model, data, attack, **settings) as case:
+    with prepare(model, data, attack, **chosen_split(data, settings)) as case:
         rec = case.rec
         case.need_members("probabilities are chosen")
         if case.data.split == "test":
@@ -173,12 +171,13 @@ def optimize_sampling(
                 known.attack(one, probs, f"{one.name} at α = {np.round(probs, 3).tolist()}")
             return known.pool.profile()
 
-        shared: Any = {"clean_risks": clean, "attempts": attempts}
+        best: Any = {"clean_risks": clean, "attempts": attempts}
         options: Any = {"tol": tol, "max_sweeps": max_sweeps, "confidence": confidence}
-        found = cutting_planes(attack_at, start, tried=tried, **options, **shared)
-        if confidence is not None:
-            shared = {"confidence": confidence, "reference": "uniform"}
-        profile, rule = known.pool.profile(), partial(optimal_sampling, **shared)
+        found = cutting_planes(attack_at, start, tried=tried, **options, **best)
+        rule = best if confidence is None else {"confidence": confidence, "reference": "uniform"}
+        profile, crossed = known.pool.profile(), None
+        if len(case.data) >= _LEAST_CROSSED:
+            crossed = cross_fit(profile, partial(optimal_sampling, **rule))
         return AttackedSampling(
             **{entry.name: getattr(found, entry.name) for entry in fields(Sampling)},
             **case.head(known),
@@ -187,5 +186,5 @@ def optimize_sampling(
             tol=float(tol),
             exact_oracle=all(one.exact for one in case.attacks),
             clean_risks=clean,
-            crossed=cross_fit(profile, rule) if len(case.data) >= _LEAST_CROSSED else None,
+            crossed=crossed,
         )

@@ -1,15 +1,17 @@
-"""Results as tables: for the terminal, notebooks, data frames, Markdown, LaTeX; and their common base."""
+"""What every result is: a table for terminal, notebook, data frame, Markdown and LaTeX, a figure, a document."""
 
 from __future__ import annotations
 
 import html
 import io
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +19,21 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from randens._version import __version__
-from randens.attacks import Cost
+from randens.attacks import Attack, Cost
 from randens.core.errors import InputError
 from randens.core.files import plain, write_json
 from randens.data import called
 from randens.evaluation.intervals import Estimate
+from randens.risk.sets import from_words, to_words
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
 class About:
-    """What a result is about: the first entry of every document.
-
-    ensemble: fingerprint of the members. probs: α. threat: as `Threat.to_dict` gives it. attacks: name and options of
-    each. preprocessing: how the call normalized the members' inputs. version: of randens.
+    """What a result is about: the members' fingerprint, α, the inputs, the threat as `Threat.to_dict` gives it, the
+    attacks' names and options, and how the call normalized the members' inputs.
     """
 
     ensemble: str
@@ -43,23 +47,17 @@ class About:
     preprocessing: str | None = None
     version: str = __version__
 
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> About:
-        """Inverse of `dataclasses.asdict`."""
-        lists = {key: tuple(value[key]) for key in ("probs", "attacks")}
-        return About(**{**value, **lists})
-
     @property
     def lines(self) -> list[tuple[str, str]]:
         """α, ε, attack and inputs, for people."""
-        found = [
-            ("α", probs_text(self.probs)),
-            ("ε" if "eps" in self.threat else "set", radius_text(self.threat)),
-        ]
-        if self.attacks:
-            found.append(("attack", " + ".join(attack_name(a) for a in self.attacks)))
-        found.append(("n", f"{self.n} inputs of {called(self.data, self.split)}"))
-        return found + ([("input", self.preprocessing)] if self.preprocessing else [])
+        found = {
+            "α": probs_text(self.probs),
+            "ε" if "eps" in self.threat else "set": radius_text(self.threat),
+            "attack": " + ".join(attack_name(a) for a in self.attacks),
+            "n": f"{self.n} inputs of {called(self.data, self.split)}",
+            "input": self.preprocessing,
+        }
+        return [(key, value) for key, value in found.items() if value]
 
 
 @dataclass(frozen=True)
@@ -116,15 +114,15 @@ class Table:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Result(ABC):
-    """Base of every result: a table that prints, sentences, a document, a figure.
+    """Base of every result: a table that prints, sentences, a figure, and a document that holds its fields.
 
-    kind: names the document, "evaluation" is evaluation.json. entries: the attributes that it holds, separated by
-    blanks. notes: what was noticed about models and data. cost, now: member passes behind the result, and those of
-    this call.
+    kind: names the document. in_memory: the fields that it does not hold; derived: properties that it does. notes:
+    what was noticed about models and data. cost, now: member passes behind the result, and those of this call.
     """
 
     kind: ClassVar[str]
-    entries: ClassVar[str] = ""
+    in_memory: ClassVar[str] = ""
+    derived: ClassVar[str] = ""
 
     about: About
     notes: tuple[str, ...] = ()
@@ -142,10 +140,6 @@ class Result(ABC):
     def sentences(self) -> list[str]:
         """What the table means, in words."""
         return []
-
-    def content(self) -> dict[str, Any]:
-        """The entries of the document beside `about`, `notes` and `sentences`."""
-        return {name: getattr(self, name) for name in self.entries.split()}
 
     def __repr__(self) -> str:
         return "\n".join([self.table().text(), *self._lines()])
@@ -165,15 +159,99 @@ class Result(ABC):
             raise InputError("to_frame needs pandas: pip install pandas, or use to_json") from None
         return pandas.DataFrame(self.table().records)
 
+    def content(self) -> dict[str, Any]:
+        """The entries of the document."""
+        missing = ("now", *self.in_memory.split())
+        stored = [one.name for one in fields(self) if one.name not in missing]
+        return {name: getattr(self, name) for name in (*stored, *self.derived.split())}
+
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary for JSON: format, about, notes, the result's own entries, sentences."""
-        head = {"format": f"randens-{self.kind}-2", "about": asdict(self.about), "notes": self.notes}
-        return dict(plain({**head, **self.content(), "sentences": self.sentences()}))
+        """A plain dictionary for JSON; `from_json` reads it."""
+        return {"format": f"randens-{self.kind}-2", **_written(self.content()), "sentences": self.sentences()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Inverse of `to_json`, without what is in memory only."""
+        wanted = f"randens-{cls.kind}-2"
+        if not isinstance(document, Mapping) or document.get("format") != wanted:
+            raise InputError(f"it is no document of format {wanted}; make it again")
+        try:
+            return read_as(cls, cls.parts(document), document["about"])
+        except Exception as error:  # altered entries make nearly anything fail
+            raise InputError(f"the {cls.kind} is damaged ({type(error).__name__}: {error})") from error
+
+    @classmethod
+    def parts(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields in a document, as JSON has them or as they are."""
+        return document
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the JSON, atomically."""
         write_json(path, self.to_json())
         return Path(path)
+
+    def __getattr__(self, name: str) -> Any:
+        said = (
+            " is in memory only and not in a file: compute it again" if name in self.in_memory.split() else ""
+        )
+        raise AttributeError(f"{type(self).__name__}.{name}{said or ' does not exist'}")
+
+
+def _written(value: Any) -> Any:
+    """A value as JSON has it: sets of members as words, NaN as null, infinite numbers as strings."""
+    if isinstance(value, Result):
+        own = value.content()
+        return {key: _written(own[key]) for key in own if key not in ("about", "notes", "cost")}
+    if isinstance(value, Mapping):
+        return {key: _written(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray) and value.dtype == np.bool_:
+        words = to_words(np.atleast_2d(value))
+        return words if value.ndim == 2 else words[0]
+    found = value if isinstance(value, tuple) else plain(value)
+    if isinstance(found, (tuple, list)):
+        return [_written(part) for part in found]
+    if isinstance(found, float) and not math.isfinite(found):
+        return None if math.isnan(found) else str(found)
+    return found
+
+
+def read_as(kind: Any, value: Any, about: Any = None) -> Any:
+    """What JSON has, as the type that an annotation names. about: of the document, for results within it."""
+    parts, origin = get_args(kind), get_origin(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else read_as([p for p in parts if p is not NoneType][-1], value, about)
+    if kind is float:
+        return math.nan if value is None else float(value)
+    if origin in (tuple, list):
+        kinds = parts if origin is tuple and parts[-1] is not Ellipsis else parts[:1] * len(value)
+        return origin(read_as(part, one, about) for part, one in zip(kinds, value, strict=True))
+    if origin is np.ndarray:
+        dtype = get_args(parts[1])[0]
+        if dtype is not np.bool_:
+            return np.array(value, dtype)
+        words = [value] if isinstance(value, str) else value
+        sets = from_words("it", words, len(words[0]))
+        return sets[0] if isinstance(value, str) else sets
+    if origin is not None:
+        return {key: read_as(parts[1], part, about) for key, part in value.items()}
+    if kind is Any or isinstance(value, kind):
+        return value
+    if hasattr(kind, "from_json") and not issubclass(kind, Result):
+        return kind.from_json(value)
+    return _made(kind, value, about) if is_dataclass(kind) else kind(**value)
+
+
+def _made(kind: Any, value: Mapping[str, Any], about: Any) -> Any:
+    """A dataclass of the fields in `value`, and of defaults."""
+    hints, made = get_type_hints(kind), object.__new__(kind)
+    for one in fields(kind):
+        if one.name in value or (one.name == "about" and about is not None):
+            vars(made)[one.name] = read_as(hints[one.name], value.get(one.name, about), about)
+        elif one.default_factory is not MISSING:
+            vars(made)[one.name] = one.default_factory()
+        elif one.default is MISSING and one.name not in getattr(kind, "in_memory", "").split():
+            raise KeyError(one.name)
+    return made
 
 
 @dataclass(frozen=True)
@@ -192,25 +270,14 @@ class Row:
 def table_of(rows: Sequence[Row], confidence: float, more: Mapping[str, Estimate] | None = None) -> Table:
     """Classifiers: natural and robust accuracy, the interval of the latter, FLOPs; then `more` robust accuracies."""
     found = Table(("", "natural", "robust", f"{confidence:.0%} interval", "FLOPs"), [])
-    for row in rows:
-        natural, robust = row.accuracy.natural, row.accuracy.robust
-        found.lines.append((row.name, percent(natural), percent(robust), between(robust), count(row.flops)))
-        found.records.append(
-            {
-                "classifier": row.name,
-                "natural": float(natural),
-                **_record("robust", robust),
-                "flops": row.flops,
-            }
-        )
-    for name, robust in (more or {}).items():
-        found.lines.append((name, "", percent(robust), between(robust), ""))
-        found.records.append({"classifier": name, **_record("robust", robust)})
+    entries = [(row.name, row.accuracy.robust, row) for row in rows]
+    for name, robust, row in [*entries, *((name, robust, None) for name, robust in (more or {}).items())]:
+        natural, flops = ("", "") if row is None else (percent(row.accuracy.natural), count(row.flops))
+        found.lines.append((name, natural, percent(robust), between(robust), flops))
+        own = {} if row is None else {"natural": float(row.accuracy.natural), "flops": row.flops}
+        limits = {"robust": float(robust), "robust_low": robust.low, "robust_high": robust.high}
+        found.records.append({"classifier": name, **limits, **own})
     return found
-
-
-def _record(name: str, value: Estimate) -> dict[str, float]:
-    return {name: float(value), f"{name}_low": value.low, f"{name}_high": value.high}
 
 
 def bars(rows: Sequence[tuple[str, Estimate]], label: str, path: str | os.PathLike[str] | None = None) -> Any:
@@ -242,6 +309,13 @@ def saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
     return figure
 
 
+def attack_options(attack: Attack) -> dict[str, Any]:
+    """An attack's name and its options as plain values."""
+    found = {option.name: getattr(attack, option.name) for option in fields(attack)}
+    simple = {k: v for k, v in found.items() if v is None or isinstance(v, (str, int, float, bool))}
+    return {"name": attack.name, **simple}
+
+
 def attack_name(options: Mapping[str, Any]) -> str:
     """An attack's name, with its preset."""
     name, preset = str(options["name"]), options.get("preset")
@@ -253,9 +327,9 @@ def radius_text(threat: Mapping[str, Any]) -> str:
     if "eps" not in threat:
         return f"{len(threat['transforms'])} perturbations, enumerated"
     eps = float(threat["eps"])
-    levels = eps * 255
-    whole = eps > 0 and abs(levels - round(levels)) < 1e-9 and round(levels) > 0
-    return f"{f'{round(levels)}/255' if whole else f'{eps:.4g}'} in {threat['norm']}"
+    levels = round(eps * 255)
+    whole = levels > 0 and abs(eps * 255 - levels) < 1e-9
+    return f"{f'{levels}/255' if whole else f'{eps:.4g}'} in {threat['norm']}"
 
 
 def percent(share: float) -> str:

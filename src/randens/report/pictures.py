@@ -16,9 +16,8 @@ from randens.core.errors import RandensError
 from randens.data import Data, as_data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
-from randens.evaluation.loading import run_data
-from randens.evaluation.loop import Witnesses
-from randens.evaluation.result import worst_inputs
+from randens.evaluation.evaluate import Witnesses
+from randens.evaluation.inputs import run_data
 from randens.report.runs import LoadedRun
 from randens.threat import Threat
 from randens.witness import WitnessPool, WitnessStore
@@ -84,7 +83,7 @@ def draw(
 ) -> list[Example]:
     """Draw the worst perturbation in the pool of every input that has one. names: the inputs' numbers."""
     risks, rows = pool.best(rec.probs.cpu().numpy())
-    worst = worst_inputs(pool, rec.probs.cpu(), data.x)
+    worst = torch.from_numpy(pool.worst(rec.probs, data.x.numpy()))
     after = rec.verdicts(worst.to(rec.device)).tolist()
     classes = list(rec.classes or data.classes)
     low, high = threat.bounds or (float(data.x.min()), float(data.x.max()))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from randens.evaluation import Estimate, Evaluation
-from randens.evaluation.tables import About, Table, between, count, percent, probs_text
+from randens.evaluation.tables import About, Table, between, count, percent, probs_text, read_as
 from randens.report import figures
 from randens.report.figures import MOST_SOLVED, Point
 from randens.report.pictures import Example, gallery
@@ -388,7 +388,7 @@ def _recipe(one: LoadedRun) -> Section:
 
 
 def _about(document: Document) -> str:
-    return about_text(About.from_json(document["about"]))
+    return about_text(read_as(About, document["about"]))
 
 
 def _capital(words: str) -> str:

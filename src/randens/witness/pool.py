@@ -130,6 +130,16 @@ class WitnessPool:
         rows[self.points[order]] = order
         return risks, rows
 
+    def worst(self, probs: ArrayLike, x: NDArray[Any]) -> NDArray[Any]:
+        """For each input x [n, ...] its worst known perturbation, or the input where no member is fooled."""
+        rows = self.best(probs)[1]
+        found = np.flatnonzero(rows >= 0)
+        if len(found) and self.x_adv is None:
+            raise InputError("pool holds sets only; the perturbed inputs are needed")
+        worst = np.array(x)
+        worst[found] = self.x_adv[rows[found]] if self.x_adv is not None else x[found]
+        return worst
+
     def risk(self, probs: ArrayLike) -> float:
         """η(α) = mean over inputs of max_u u·α: a lower bound on the true risk, by construction."""
         return float(self.best(probs)[0].mean()) if self.n else 0.0

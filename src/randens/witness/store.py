@@ -30,7 +30,7 @@ from randens.core.errors import FileError
 from randens.threat import Threat
 from randens.witness.fingerprints import digest
 
-__all__ = ["Scope", "Spent", "WitnessStore", "as_store"]
+__all__ = ["Scope", "Spent", "WitnessStore"]
 
 _SCHEMA = (
     "CREATE TABLE points (id BLOB UNIQUE NOT NULL, input BLOB NOT NULL, threat TEXT NOT NULL, "
@@ -64,11 +64,6 @@ class Spent:
     forwards: float = 0.0
     backwards: float = 0.0
     flags: Mapping[str, Sequence[float]] = field(default_factory=dict)
-
-
-def as_store(folder: WitnessStore | str | os.PathLike[str] | None) -> WitnessStore | None:
-    """The store in a folder."""
-    return folder if isinstance(folder, WitnessStore) or folder is None else WitnessStore(folder)
 
 
 class WitnessStore:
@@ -153,11 +148,8 @@ class WitnessStore:
         """Add points [k, ...] of some inputs with the verdicts [k, M] of all members, and the search behind them."""
         around = scope.x[torch.from_numpy(rows)]
         keys, inputs = _point_keys(scope, rows, x_adv), [scope.inputs[row] for row in rows.tolist()]
-        families, distances = (
-            [_family(scope.threat)] * len(rows),
-            scope.threat.distance(x_adv, around).tolist(),
-        )
-        points = zip(keys, inputs, families, distances, _pack(x_adv, around), sources, strict=True)
+        families, distances = [_family(scope.threat)] * len(rows), scope.threat.distance(x_adv, around)
+        points = zip(keys, inputs, families, distances.tolist(), _pack(x_adv, around), sources, strict=True)
         lines = [
             (key, member, int(fooled))
             for key, line in zip(keys, verdicts.tolist(), strict=True)
