@@ -54,12 +54,14 @@ def _run(name: str, settings: Settings, out: Path | None) -> bool:
     print(f"\n{name}: {module.ABOUT}", flush=True)
     torch.set_num_threads(1)  # so that processor time is comparable, whatever else the machine does
     entry, begun = {"about": module.ABOUT, **harness.facts(settings)}, time.monotonic()
+    rows = []
     try:
-        rows = list(module.rows(settings))
+        for row in module.rows(settings):
+            rows.append(row)
+            print("  ".join(cell for cell in harness.cells(row) if cell), flush=True)
     except Exception:
         traceback.print_exc()
         return False
-    print(harness.table(rows))
     print(f"{time.monotonic() - begun:.0f} s", flush=True)
     if out is not None and rows:
         harness.merge(out, name, entry, rows)

@@ -14,6 +14,7 @@ from benchmarks.attacks import Side, compared, images
 from benchmarks.harness import Row, Settings
 from benchmarks.textbook import Counted
 from randens import RandomizedEnsemble, Threat
+from randens.attacks.members import folded
 
 ABOUT = (
     "Single networks, linf, the suite's presets against AutoAttack (pyautoattack, its standard version: APGD-CE, "
@@ -62,7 +63,7 @@ def _compared(
     theirs: Sequence[str],
 ) -> Iterator[Row]:
     """The presets against AutoAttack's parts `theirs`."""
-    alone, counted = RandomizedEnsemble([net]), Counted(net)
+    alone, counted = RandomizedEnsemble([net]), Counted(folded(net))  # the same answers in fewer seconds
     peer = Side.of_theirs(alone, [textbook.autoattack(counted, x, y, threat.eps, theirs)], y, [counted])
     for preset in presets:
         ours = Side.of_ours([randens.attacks.create(preset, threat).run(alone, (x, y))])

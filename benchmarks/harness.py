@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -32,7 +32,6 @@ __all__ = [
     "in_turns",
     "installed",
     "merge",
-    "table",
 ]
 
 T = TypeVar("T")
@@ -151,16 +150,6 @@ def cells(row: Row) -> tuple[str, ...]:
     ratio = "" if row.ratio is None else f"{_number(row.ratio)}{row.times}"
     theirs = "" if row.theirs is None else _amount(row.theirs, row.unit)
     return (row.name, _amount(row.ours, row.unit), theirs, ratio, row.note)
-
-
-def table(rows: Iterable[Row]) -> str:
-    """Aligned columns for a terminal."""
-    lines = [HEAD, *map(cells, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
 
 
 def _amount(value: float, unit: str) -> str:
