@@ -15,7 +15,7 @@ ABOUT = (
     "probabilities and with unequal ones (from a Dirichlet distribution, every member foolable alone); the least of "
     "the four shares."
 )
-ATTACKS = ("saddle", "standard", "lattice", "arc", "arc-r")
+ATTACKS = ("saddle", "standard", "lattice", "arc-r")
 KINDS: dict[str, Callable[..., Planted]] = {"equal": planted, "unequal": unequal}
 INPUTS = 20
 
