@@ -149,7 +149,7 @@ def test_doctor(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr("randens.doctor.optimal_sampling", broken)
+    monkeypatch.setattr("randens.risk.optimal_sampling", broken)
     code, out, _ = shell("doctor")
     assert code == 1
     assert "BAD  self-check" in out

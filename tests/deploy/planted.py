@@ -17,7 +17,7 @@ from onnx.parser import parse_model
 
 from randens.core.files import sha256
 from randens.core.runs import ThreatDocument
-from randens.deploy.bundle import Bundle, Member, NetworkFile
+from randens.deploy.predictor import Bundle, Member, NetworkFile
 
 LINEAR = """<ir_version: 10, opset_import: ["" : 20]>
 linear ({inputs}) => (float[batch, {classes}] logits) {{

@@ -15,7 +15,7 @@ from tests.deploy.planted import random_bundle
 from randens.core.errors import FileError
 from randens.core.files import sha256
 from randens.deploy import Bundle, Predictor
-from randens.deploy.bundle import MANIFEST, manifest_checksum
+from randens.deploy.predictor import MANIFEST, manifest_checksum
 
 
 def rewritten(folder: Path, **changes: Any) -> None:

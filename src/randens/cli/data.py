@@ -39,7 +39,9 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str], typer.Argument(help="Data sets; `randens data list` shows them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAMES", help="Data sets; `randens data list` shows them.")
+    ],
     source: Annotated[
         Path | None,
         typer.Option("--from", help="Folder or archive with the official files, instead of other sources."),
@@ -69,7 +71,9 @@ def fetch(
 
 @app.command()
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all if none is named.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAMES", help="Data sets; all if none is named.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check stored data sets against their checksums; exit code 1 if one is damaged, or named and missing.

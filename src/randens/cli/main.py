@@ -132,7 +132,9 @@ def _failed(error: Exception, words: list[str]) -> int:
         # A group without a subcommand has already shown its help.
         code, message = error.exit_code, error.format_message().strip()
         if message and (context := getattr(error, "ctx", None)) is not None:
-            message = f"{message} See `{context.command_path} --help`."
+            message = (
+                f"{message.replace('Value error, ', '').rstrip('.')}; see `{context.command_path} --help`"
+            )
     elif isinstance(error, ModuleNotFoundError) and extra is not None:
         message = f"{package} is not installed and {words[0]!r} needs it; pip install '.[{extra}]' in a clone"
     elif isinstance(error, OSError) and not isinstance(error, RandensError):

@@ -14,7 +14,9 @@ from randens.core.errors import unknown
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders; the first is the subject, the others are compared with it."),
+        typer.Argument(
+            metavar="RUNS", help="Run folders; the first is the subject, the others are compared with it."
+        ),
     ],
     output: Annotated[
         Path | None, typer.Option(help="Where the page goes; report.html of the first run by default.")

@@ -18,7 +18,7 @@ _LONGEST_TOKENS = 1 << 16
 
 
 def serve(
-    bundle: Annotated[Path, typer.Argument(help="A bundle made by `randens export`.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle made by `randens export`.")],
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     token_file: Annotated[

@@ -22,7 +22,8 @@ def train(
     recipe: Annotated[
         Path | None,
         typer.Argument(
-            help="A recipe in TOML, or the name of one that comes with randens; without it these are listed."
+            metavar="RECIPE",
+            help="A recipe in TOML, or the name of one that comes with randens; without it these are listed.",
         ),
     ] = None,
     out: Annotated[

@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Trained ensembles that come with randens.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_Name = Annotated[str, typer.Argument(help="An entry; `randens zoo list` shows them.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="An entry; `randens zoo list` shows them.")]
 
 
 @app.command("list")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from randens.deploy.bundle import Bundle
-from randens.deploy.predictor import Prediction, Predictor
+from randens.deploy.predictor import Bundle, Prediction, Predictor
 
 if TYPE_CHECKING:
     from randens.deploy.exporting import export

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from randens.core.errors import InputError
-from randens.deploy.bundle import Bundle
+from randens.deploy.predictor import Bundle
 
 __all__ = ["Decoder", "Refused"]
 

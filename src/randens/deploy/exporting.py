@@ -21,8 +21,7 @@ from randens.core.files import atomic_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import ThreatDocument, versions
 from randens.data import Data, as_data
-from randens.deploy.bundle import Bundle, Member, NetworkFile
-from randens.deploy.predictor import Predictor
+from randens.deploy.predictor import Bundle, Member, NetworkFile, Predictor
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, evaluating, networks_of
 from randens.evaluation.inputs import as_logit_members, as_rec
 from randens.witness.fingerprints import fingerprint
@@ -158,8 +157,11 @@ def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
         assert program is not None
         graph: onnx.ModelProto = program.model_proto
     except Exception as error:
-        # The exporter passes on any exception of the network's code and of torch's tracing.
-        reason = " ".join(str(error).split())[:200]
+        # The exporter wraps any exception of the network's code and of torch's tracing; the innermost one says why.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
         raise ModelError(f"{name} cannot be exported: {reason}") from error
     finally:
         logger.setLevel(level)

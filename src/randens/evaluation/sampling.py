@@ -76,6 +76,10 @@ class AttackedSampling(Result, Sampling):
         sweeps = f"{self.sweeps} sweep{'s' if self.sweeps != 1 else ''}"
         return f"smallest {what}{against}: {left} ({sweeps}; the attack is {oracle})"
 
+    def head(self) -> list[tuple[str, str]]:
+        """The same with the probabilities that the ensemble has so far."""
+        return [(f"{key} so far" if key == "α" else key, value) for key, value in self.about.lines]
+
     def table(self) -> Table:
         rows = list(enumerate(zip(self.probs.tolist(), self.member_risks.tolist(), strict=True)))
         lines = [(f"member {i}", f"{p:.4f}", percent(1 - risk)) for i, (p, risk) in rows]

@@ -137,6 +137,10 @@ class Result(ABC):
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw a matplotlib figure; with `path`, into that file, too."""
 
+    def head(self) -> list[tuple[str, str]]:
+        """α, ε, attack and inputs, for people."""
+        return self.about.lines
+
     def sentences(self) -> list[str]:
         """What the table means, in words."""
         return []
@@ -148,7 +152,7 @@ class Result(ABC):
         return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in self._lines())}</p>"
 
     def _lines(self) -> list[str]:
-        about = [f"{key:<7}{value}" for key, value in self.about.lines]
+        about = [f"{key:<7}{value}" if len(key) < 7 else f"{key} {value}" for key, value in self.head()]
         return [*about, *self.sentences(), *(f"Note: {note}." for note in self.notes)]
 
     def to_frame(self) -> Any:

@@ -1,9 +1,9 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
 from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
-from randens.risk.certificate import Sampling
 from randens.risk.confidence import CrossFit, cross_fit
 from randens.risk.optimal import (
+    Sampling,
     best_step,
     exact_sampling,
     project_simplex,

@@ -28,8 +28,7 @@ from scipy.optimize import nnls
 
 from randens.core.errors import InputError, whole
 from randens.core.files import Plain
-from randens.risk.certificate import Sampling
-from randens.risk.optimal import minimize_by_cuts
+from randens.risk.optimal import Sampling, minimize_by_cuts
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_number, as_probs, frozen, unpack
 

@@ -13,9 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from randens.core.errors import InputError, unknown, whole
 from randens.core.files import Plain
-from randens.risk.certificate import Sampling
 from randens.risk.confidence import confident_sampling, upper_bound
-from randens.risk.optimal import exact_sampling, retried_sampling, subgradient_sampling
+from randens.risk.optimal import Sampling, exact_sampling, retried_sampling, subgradient_sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_attempts, as_probs, frozen
 from randens.risk.theorems import candidate_sampling
@@ -118,7 +117,7 @@ def contributions(profile: RiskProfile, best: Sampling) -> tuple[Contribution, .
         if prob == 0:
             advice = f"drop member {i}: it is never sampled"
         elif worth <= _WORTHLESS:
-            advice = f"member {i} could be dropped: the others do as well without it"
+            advice = f"member {i} could be replaced: other probabilities do as well without it"
         else:
             advice = f"keep member {i}: without it the risk would rise by {worth:.4f}"
         found.append(Contribution(i, prob, alone, without, worth, advice))

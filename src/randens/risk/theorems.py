@@ -19,7 +19,7 @@ from scipy.special import betainc, betaincinv
 
 from randens.core.errors import InputError, whole
 from randens.core.files import Plain
-from randens.risk.certificate import Sampling
+from randens.risk.optimal import Sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_number, as_probs, as_risks, frozen
 
