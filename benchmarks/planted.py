@@ -21,7 +21,7 @@ INPUTS = 20
 
 
 def rows(settings: Settings) -> Iterator[Row]:
-    ensembles = 1 if settings.quick else 10
+    ensembles = 1 if settings.quick else 3
     cases: dict[str, list[Planted]] = {
         f"{norm} {kind}": [KINDS[kind](norm, n=INPUTS, seed=seed) for seed in range(ensembles)]
         for kind in KINDS
