@@ -22,7 +22,7 @@ ABOUT = (
     "all test images, ε = 0.1; a ResNet-20 of the zoo, CIFAR-10 test images from 8000 on, which no setting was chosen "
     "on, ε = 8/255. Masked: the same networks without gradients, against Square alone. Passes per image."
 )
-ZOO, FIRST, IMAGES, DIGITS_EPS = "cifar10-resnet20-at", 8000, 128, 0.1
+ZOO, FIRST, IMAGES, DIGITS_EPS = "cifar10-resnet20-at", 8000, 64, 0.1
 STANDARD, SQUARE = ("apgd-ce", "apgd-t", "fab-t", "square"), ("square",)
 
 
