@@ -69,10 +69,11 @@ class _Ensemble(nn.Module):
 
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
         super().__init__()
-        one = isinstance(members, nn.Module) and not isinstance(members, nn.ModuleList)
-        kinds = [type(member).__name__ for member in members if not isinstance(member, nn.Module)]
-        if one or kinds or not members:
-            said = f"one {type(members).__name__}" if one else f"a list of {kinds[0]}" if kinds else "empty"
+        listed = isinstance(members, Sequence | nn.ModuleList)
+        kinds = [type(m).__name__ for m in members if not isinstance(m, nn.Module)] if listed else []
+        if not listed or kinds or not members:
+            one = f"one {type(members).__name__}"
+            said = one if not listed else f"a list of {kinds[0]}" if kinds else "empty"
             raise InputError(
                 f"members is {said}; give a list of classifiers, [f1, f2, …], as torch.nn.Module"
             )
@@ -85,6 +86,7 @@ class _Ensemble(nn.Module):
         if len(counts) > 1:
             raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
         self.members = nn.ModuleList(members)
+        self._count = 0  # of logits, as soon as it is known
         self.classes = tuple(str(c) for c in classes) if classes is not None else None
         # Values do not change; convolutions run about twice as fast on CPUs in this layout.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -104,46 +106,34 @@ class _Ensemble(nn.Module):
         """Every member's logits [M, n, C], in the current mode; a network that several members use runs once."""
         x = to_layout(x)
         networks, parts = networks_of(self.members)
-        answers = [
-            models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
-            for index, network in enumerate(networks)
-        ]
+        answers = [self._answer(index, network, x) for index, network in enumerate(networks)]
         outputs = []
         for member, part in zip(self.members, parts, strict=True):
             own = [answers[i] for i in part]
             outputs.append(member.average(own) if isinstance(member, DeterministicEnsemble) else own[0])
-        shapes = {tuple(z.shape) for z in outputs}
-        if len(shapes) > 1:
-            raise InputError(
-                f"members return logits of shapes {sorted(shapes)} for {len(x)} inputs; they must agree"
-            )
         return torch.stack(outputs)
 
-    def _ask(self, index: int, x: Tensor) -> Tensor:
-        """Return one member's logits [n, C], unwrapped."""
-        member = self.members[index]
-        return models.logits_of(member(models.in_precision(x, member)), len(x), f"member {index}")
+    def _answer(self, index: int, network: nn.Module, x: Tensor) -> Tensor:
+        """One network's logits [n, C], unwrapped; C is the same for all networks and inputs."""
+        z = models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
+        if z.shape[1] != (self._count or z.shape[1]):
+            raise ModelError(
+                f"member {index} returned {z.shape[1]} logits, and {self._count} were returned before; all must agree"
+            )
+        self._count = z.shape[1]
+        return z
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
-        return self._judge(x)[0]
-
-    def _judge(self, x: Tensor) -> tuple[Tensor, int]:
-        """Verdicts [n, M], and how many classes there are (0 if there are no inputs)."""
-        parts, classes = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)], 0
+        parts = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)]
         with evaluating(self), full_float32(), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
                 z = self.logits(chunk.to(self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
                     raise ModelError(f"members {bad} return NaN or infinite logits; they cannot be scored")
-                if classes not in (0, z.shape[2]):
-                    raise ModelError(
-                        f"members return {classes} logits for some inputs, {z.shape[2]} for others"
-                    )
                 parts.append(z.argmax(dim=2).T)
-                classes = z.shape[2]
-        return torch.cat(parts), classes
+        return torch.cat(parts)
 
 
 class RandomizedEnsemble(_Ensemble):
@@ -262,12 +252,10 @@ class RandomizedEnsemble(_Ensemble):
         for index in range(len(self.members)):
             rows = (drawn == index).nonzero().flatten()
             if len(rows):
-                z = self._ask(index, x[rows])
+                z = self._answer(index, self.members[index], x[rows])
                 output = z.new_empty(len(x), z.shape[1]) if output is None else output
-                if z.shape[1] != output.shape[1]:
-                    raise InputError("members have different class counts; they must agree")
                 output = output.index_copy(0, rows, z.to(output.dtype))
-        return self._ask(0, x) if output is None else output
+        return self._answer(0, self.members[0], x) if output is None else output
 
     def errors(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
         """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
@@ -276,7 +264,7 @@ class RandomizedEnsemble(_Ensemble):
             raise InputError(
                 "some members answer at random; use randens.evaluate, or random_model.expanded(rec)"
             )
-        verdicts, classes = self._judge(x)
+        verdicts, classes = self.verdicts(x), self._count
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
             held = f"labels from {int(y.min())} to {int(y.max())}"
             raise InputError(f"y holds {held}; the members have {classes} classes, from 0 on")

@@ -122,11 +122,13 @@ class Threat:
     def _set_bounds(self) -> None:
         if self.bounds is not None:
             try:
-                low, high = (float(b) for b in self.bounds)
+                low, high = (number("bounds", b) for b in self.bounds)
             except (TypeError, ValueError):
                 raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest) or None") from None
-            if not low < high:
-                raise InputError(f"bounds is {self.bounds!r}; the first value must be below the second")
+            if not -_FAR <= low < high <= _FAR:
+                raise InputError(
+                    f"bounds is {self.bounds!r}; the first value must be below the second, both within ±{_FAR:g}"
+                )
             object.__setattr__(self, "bounds", (low, high))
 
     def _check_radius(self, low: float, high: float) -> None:

@@ -38,13 +38,19 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
             answer = getattr(answer, "logits", None)
         if not isinstance(answer, Tensor):
             raise ModelError(f"{name} returned a {kind} without logits; {_WANTED}")
-    if not answer.dtype.is_floating_point:
+    if (
+        not answer.dtype.is_floating_point
+        or answer.layout != torch.strided
+        or answer.is_meta
+        or answer.is_nested
+    ):
         raise ModelError(
-            f"{name} returned {answer.dtype}; logits must be floating point, and class numbers are no logits"
+            f"{name} returned {answer.dtype} ({answer.layout}, on {answer.device}); logits must be floating point and "
+            "dense, and class numbers are no logits"
         )
     if answer.dim() == 1 and len(answer) == count:
         answer = answer.unsqueeze(1)
-    if answer.dim() != 2 or answer.shape[0] != count:
+    if answer.dim() != 2 or answer.shape[0] != count or not answer.shape[1]:
         raise ModelError(f"{name} returned shape {tuple(answer.shape)} for {count} inputs; {_WANTED}")
     if answer.shape[1] == 1:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)

@@ -199,7 +199,7 @@ def as_probs(
     """A point of the simplex: non-negative, summing to 1 within 1e-6; sums off by more than rounding are scaled."""
     probs = as_vector(name, value, length, of)
     for i, p in enumerate(probs):
-        if not np.isfinite(p) or p < 0:
+        if not 0 <= p <= 1 + _SUM_TOLERANCE:
             raise InputError(f"{name}[{i}] is {p:g}; it must lie in [0, 1]")
     total = math.fsum(probs.tolist())
     if abs(total - 1.0) > _SUM_TOLERANCE:
