@@ -173,7 +173,7 @@ def test_members_must_be_modules_that_agree_on_the_classes() -> None:
     with pytest.raises(InputError, match=r"\[3, 4\]"):
         RandomizedEnsemble([*linear_members(1), other])
     undeclared = RandomizedEnsemble([Fixed(0, classes=3), Fixed(0, classes=4)])
-    with pytest.raises(InputError, match="they must agree"):
+    with pytest.raises(ModelError, match="all must agree"):
         undeclared.risk(*inputs(2))
 
 
