@@ -39,11 +39,9 @@ JUDGES = {"arc-r": "ARC-R", "standard": "the suite"}
 RETRIES = (2, 10)
 PAYS = 0.02
 """Uniform sampling of five networks must be so far above the best of them under the suite for "it pays"."""
-VALIDATION = 1000
-"""α is chosen on this many validation images."""
 IMAGES = 10_000
-BLOCK = 500
-"""So many images are attacked by everything before the next ones are."""
+VALIDATION = 1000  # images on which α is chosen
+BLOCK = 500  # images that are attacked by everything before the next ones are
 
 Weights = NDArray[np.float64]
 
@@ -51,7 +49,7 @@ Weights = NDArray[np.float64]
 def members(method: str) -> list[Path]:
     """The folders of finished runs that hold a method's members."""
     runs = sorted(FOLDER.glob("at50-s*" if method == "iat" else "barre25"))
-    return [run for run in runs if (run / "ensemble" / "ensemble.json").is_file()]
+    return [run for run in runs if (run / "training.json").is_file()]
 
 
 def first(m: int, size: int) -> Weights:

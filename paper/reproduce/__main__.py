@@ -6,7 +6,7 @@
     python -m paper.reproduce --scale paper --only cifar10-resnet20 --train --device cuda
 
 The same command continues an interrupted one. It writes reproduction.md, measurements.json, from which --page makes the
-page again, and the figures next to the run folders. paper/tables.md is the page of paper/reproduce/digits.json.
+page again, and the figures next to the run folders.
 """
 
 from __future__ import annotations
