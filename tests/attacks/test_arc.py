@@ -71,8 +71,10 @@ def test_a_step_takes_the_likeliest_first_and_refuses_a_lower_risk(
 ) -> None:
     normals = torch.tensor(rows)
     members = [linear(torch.stack([-row, row]), torch.tensor([0.3, -0.3])) for row in normals]
-    rec = RandomizedEnsemble(members, [0.4, 0.31, 0.29])
-    assert attacks.create("arc", Threat("l2", 1.0, None), steps=1)(rec, X, Y).errors.tolist() == [fooled]
+    probs, arc_once = [0.4, 0.31, 0.29], attacks.create("arc", Threat("l2", 1.0, None), steps=1)
+    for order in ([0, 1, 2], [1, 2, 0]):
+        rec = RandomizedEnsemble([members[i] for i in order], [probs[i] for i in order])
+        assert arc_once(rec, X, Y).errors.tolist() == [[fooled[i] for i in order]]
 
 
 def test_arc_goes_to_the_nearest_boundary_not_to_the_smallest_gap() -> None:

@@ -1,4 +1,4 @@
-"""Splits: disjoint, class-balanced, the same everywhere; and the real data sets where they are fetched."""
+"""Splits: disjoint, class-balanced, the same everywhere."""
 
 from __future__ import annotations
 
@@ -82,30 +82,3 @@ def test_folder_comes_from_environment_then_platform(tmp_path: Path, monkeypatch
     assert "randens" in platform.parts
     monkeypatch.setenv("RANDENS_DATA", str(tmp_path / "env"))
     assert data.data_folder() == tmp_path / "env"
-
-
-REAL = {
-    "mnist": ([0.13], [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
-    "fashion-mnist": ([0.286], [6000] * 10),
-    "cifar10": ([0.4914, 0.4822, 0.4465], [5000] * 10),
-}
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_real_data(name: str) -> None:
-    """Published class counts and channel means: a check independent of the checksums in the package."""
-    if not data.present()[name]:
-        pytest.skip(f"{name} is not fetched")
-    assert data.verify(name)
-    parts = {split: data.load(name, split) for split in data.SPLITS}
-    assert {split: len(part) for split, part in parts.items()} == data.entry(name).sizes
-    assert parts["validation"].counts().tolist() == [500] * 10
-    together = parts["train"].counts() + parts["validation"].counts()
-    means, counts = REAL[name]
-    assert together.tolist() == counts
-    n = torch.tensor([len(parts["train"]), len(parts["validation"])], dtype=torch.float64)
-    each = torch.tensor(
-        [parts["train"].mean_std()[0], parts["validation"].mean_std()[0]], dtype=torch.float64
-    )
-    mean = (n[:, None] * each).sum(0) / n.sum()
-    assert mean.tolist() == pytest.approx(means, abs=1e-3)

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import json
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import randens
 from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, Threat, attacks
-from randens.core.errors import FileError, InputError, ModelError, RandensError
+from randens.core.errors import FileError, InputError, RandensError
 from randens.core.runs import Run
 from randens.evaluation import Evaluation, as_rec, load_model
 from randens.evaluation.tables import Result
@@ -39,26 +38,6 @@ def nets() -> list[nn.Module]:
 @functools.cache
 def expected() -> Evaluation:
     return evaluate(RandomizedEnsemble(nets()), (X, Y), "pgd", eps=EPS)
-
-
-class Answering(nn.Module):
-    """A classifier whose answer is wrapped, or not one at all."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.net, self.how = copy.deepcopy(convnet(0)), how
-
-    def forward(self, x: Tensor) -> Any:
-        z = self.net(x)
-        kinds: dict[str, Callable[[], Any]] = {
-            "tuple": lambda: (z, x),
-            "dict": lambda: {"loss": None, "logits": z},
-            "object": lambda: types.SimpleNamespace(logits=z),
-            "float64": lambda: z.double(),
-            "half": lambda: z.to(torch.bfloat16),
-            "words": lambda: "seven",
-        }
-        return kinds[self.how]()
 
 
 DATA: dict[str, Callable[[], Any]] = {
@@ -107,17 +86,6 @@ def test_files_are_named(tmp_path: Path) -> None:
         evaluate("nothing-like-it", (X, Y))
     with pytest.raises(FileError, match="not a run folder"):
         evaluate(tmp_path, (X, Y))
-
-
-@pytest.mark.parametrize("how", ["tuple", "dict", "object", "float64", "half"])
-def test_answers_adapt_themselves(how: str) -> None:
-    model = Answering(how).eval()
-    result = evaluate(model, (X, Y), "pgd", eps=EPS)
-    plain = evaluate(nets()[0], (X, Y), "pgd", eps=EPS)
-    if how != "half":
-        assert (result.errors == plain.errors).all()
-    with pytest.raises(ModelError, match="member 0 returned a str"):
-        evaluate(Answering("words").eval(), (X, Y), "pgd", eps=EPS)
 
 
 def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
@@ -329,15 +297,6 @@ def test_models_that_write_to_their_input_do_not_change_the_callers() -> None:
     assert torch.equal(x, X)
     half = evaluate(nets()[0], (X / 2, Y), "fgsm", eps=0.01)
     assert float(result.natural) == float(half.natural)
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-def test_evaluation_works_inside_other_modes(mode: Any) -> None:
-    with mode():
-        inside = X.clone()
-        result = evaluate(nets(), (inside, Y), "pgd", eps=EPS)
-        assert not torch.is_grad_enabled()
-    assert (result.errors == expected().errors).all()
 
 
 class Raising(nn.Module):

@@ -155,7 +155,7 @@ def test_the_subgradient_method_takes_the_steps_of_algorithm_1() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), st.data())
+@given(st.lists(st.floats(-1e3, 1e3) | st.floats(-0.2, 0.2), min_size=1, max_size=8), st.data())
 def test_the_projection_is_the_nearest_point(values: list[float], data: st.DataObject) -> None:
     v = np.array(values)
     p = project_simplex(values)

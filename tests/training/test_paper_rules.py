@@ -82,6 +82,18 @@ def test_up_to_three_members_the_candidates_are_attacked(monkeypatch: Any, membe
     assert found.risk == min(_pool(members).profile().risk(c) for c in expected)
 
 
+def test_of_equally_good_alpha_the_last_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WitnessPool(2, 2, [0], [[True, True]])
+
+    def attacked(rec: RandomizedEnsemble, *_: object) -> Validated:
+        return Validated(rec.probs.numpy(), pool, np.zeros(2), Cost())
+
+    monkeypatch.setattr(alpha_module, "attacked", attacked)
+    rec, fgsm = RandomizedEnsemble([torch.nn.Linear(2, 2)] * 2), attacks.create("fgsm", Threat("l2", 1.0))
+    found = osp(rec, *NOTHING, fgsm, SamplingPart(method="osp"))
+    assert found.probs.tolist() == [float(share) for share in candidates(2)[-1]]
+
+
 def test_of_equal_checkpoints_the_last_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(*_: object) -> Validated:
         pool = WitnessPool(10, 1, np.arange(4), np.ones((4, 1), dtype=bool))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
-import tracemalloc
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +151,6 @@ def test_altered_files_are_one_sentence(tmp_path: Path, damage: str) -> None:
         db.execute(damage)
     with pytest.raises(FileError, match=r"witnesses\.sqlite cannot be used"):
         (store.searched if "searches" in damage else store.load)(scope(b"a", b"b"))
-
-
-def test_a_point_unpacks_to_its_size_at_most(tmp_path: Path) -> None:
-    store, points, _ = filled(tmp_path)
-    with sqlite3.connect(store.path) as db:
-        db.execute("UPDATE points SET bits = ?", (zlib.compress(bytes(1 << 28)),))
-    tracemalloc.start()
-    _, _, found, _ = store.load(scope(b"a", b"b"))
-    assert tracemalloc.get_traced_memory()[1] < 1 << 24
-    tracemalloc.stop()
-    assert found.shape == points[:5].shape
 
 
 def test_other_files_are_one_sentence(tmp_path: Path) -> None:
