@@ -7,8 +7,10 @@ import torch
 from tests.attacks.cases import attacks_for
 from tests.attacks.planted import linear
 from tests.attacks.test_climb import Curved, X, Y
+from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks
+from randens.attacks import suite
 from randens.attacks.carlini_wagner import expected_hinge
 from randens.region import norms
 
@@ -30,6 +32,20 @@ def test_auto_pgd_halves_its_step_where_the_loss_stops_rising() -> None:
     rec = RandomizedEnsemble([Curved(lambda a, b: (a - 0.37) ** 2 + (b - 0.29) ** 2 - 0.0025)])
     for norm in ("linf", "l2"):
         assert float(attacks.create("apgd", Threat(norm, 1.0, None), steps=60)(rec, X, Y).risk) == 1
+
+
+class Decoy(nn.Module):
+    """Class 1 comes nearest to class 0 at x₁ = 1, and never wins; class 2, which is far at 0, wins at x₁ = −1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = x[:, 0]
+        return torch.stack([0 * a, -0.05 - 0.5 * (a - 1) ** 2, -3 - 3.2 * a], dim=1)
+
+
+@pytest.mark.parametrize(("classes", "risk"), [(1, 0), (2, 1)])
+def test_the_suite_aims_at_one_class_after_another(classes: int, risk: float) -> None:
+    attack = suite._Alone(Threat("linf", 1.0, None), classes=classes, seed=1)
+    assert float(attack(RandomizedEnsemble([Decoy()]), X, Y).risk) == risk
 
 
 def test_the_loss_is_carlini_and_wagners_with_the_expectation_outside() -> None:
