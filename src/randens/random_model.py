@@ -145,7 +145,7 @@ class RandomizedModel(nn.Module):
             return self.module
         assert self.factory is not None
         try:
-            with _seeded(seed, torch.device("cpu")):
+            with _seeded(seed, torch.device("cpu")), torch.enable_grad():
                 made = self.factory(seed)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

@@ -33,15 +33,10 @@ def norm_name(norm: object) -> str:
     >>> norm_name("Linf"), norm_name(float("inf")), norm_name("L_2"), norm_name(2)
     ('linf', 'linf', 'l2', 'l2')
     """
-    if isinstance(norm, numbers.Real) and not isinstance(norm, bool):
-        value = float(norm)
-        text = "inf" if value == math.inf else f"{value:g}"
-    else:
-        text = str(norm).strip().lower()
-        for sign in "_- ∞":
-            text = text.replace(sign, "inf" if sign == "∞" else "")
-    plain = text[1:] if text.startswith("l") and text[1:] in _SPELLINGS else text
-    return _SPELLINGS.get(plain, text)
+    is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
+    text = f"{norm:g}" if is_number else str(norm).lower().replace("∞", "inf")
+    text = re.sub(r"[_\s-]", "", text)
+    return _SPELLINGS.get(text.removeprefix("l"), text)
 
 
 def grid(name: str, value: object) -> tuple[float, ...]:

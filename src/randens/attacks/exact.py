@@ -90,6 +90,7 @@ class Possible:
 
 def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
     """W [C, d] and b [C] of a member that is linear in its input; anything else is refused."""
+    kind = getattr(member, "architecture", {}).get("name", type(member).__name__)
     zero = torch.zeros_like(example[:1], dtype=torch.float64)
     wide = double(member)
     with torch.enable_grad():
@@ -97,7 +98,7 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
         z = wide(point).squeeze(0)
         if not z.requires_grad:
             raise InputError(
-                f"{type(member).__name__} gives no gradients; the exact attack needs linear members that do"
+                f"a member ({kind}) gives no gradients; the exact attack needs linear members that do"
             )
         lines = [torch.autograd.grad(value, point, retain_graph=True)[0].flatten() for value in z]
     weight = torch.stack(lines)
@@ -109,7 +110,7 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
         gap = (z - probe.flatten(1) @ weight.T - bias).abs().max()
     if float(gap) > 1e-6 * float(z.abs().max()):
         raise InputError(
-            f"{type(member).__name__} is not linear in its input; the exact attack needs linear members"
+            f"a member ({kind}) is not linear in its input; the exact attack needs linear members"
         )
     return weight.numpy(), bias.numpy()
 

@@ -224,7 +224,10 @@ def _collected(data: Any, limit: int | None) -> Data:
         elif isinstance(item, tuple | list) and len(item) == 2:
             one, label = item
         else:
-            raise InputError(f"item {number} of data is a {type(item).__name__}; it must be a pair (x, y)")
+            size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            found = f"item {number} of data is a {type(item).__name__}{size}"
+            found = "data is a mapping" if isinstance(data, Mapping) else found
+            raise InputError(f"{found}; it must be a pair (x, y)")
         batched = not single and np.ndim(label) == 1
         x.append(_tensor(one) if batched else _tensor(one).unsqueeze(0))
         y.append(_labels(label if batched else [label]))

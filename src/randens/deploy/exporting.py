@@ -161,6 +161,8 @@ def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
+        if isinstance(cause, ModuleNotFoundError):
+            raise cause from None
         reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
         raise ModelError(f"{name} cannot be exported: {reason}") from error
     finally:
