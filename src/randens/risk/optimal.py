@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import linprog
 
 from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import plain
@@ -128,53 +129,33 @@ class Sampling:
 
 
 class CutProgram:
-    """min s + tilt·α over (α, s) with α in the simplex of M members and s ≥ g·α for every row g of `cuts`, by HiGHS.
-
-    The program stays in the solver between two solves, so that adding a cut costs a few dual simplex steps.
-    """
+    """min s + tilt·α over (α, s) with α in the simplex of M members and s ≥ g·α for every row g of `cuts`, by HiGHS."""
 
     def __init__(self, members: int) -> None:
-        import highspy  # loaded with the first program, not with the package
-
-        self.members = members
         self.cuts: NDArray[np.float64] = np.empty((0, members))
-        self._h: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-        self._optimal = highspy.HighsModelStatus.kOptimal
-        self._inf = highspy.kHighsInf
-        options: dict[str, Any] = {"output_flag": False, "presolve": "off", "threads": 1}
-        for option, value in (options | dict.fromkeys(_TOLERANCES, _TIGHT)).items():
-            self._h.setOptionValue(option, value)
-        self._columns = np.arange(members + 1, dtype=np.int32)
-        lower, upper = np.append(np.zeros(members), -self._inf), np.full(members + 1, self._inf)
-        self._h.addVars(members + 1, lower, upper)
-        self._h.changeColsCost(members + 1, self._columns, np.append(np.zeros(members), 1.0))
-        self._h.addRow(1.0, 1.0, members, self._columns[:-1], np.ones(members))
-
-    def add(self, cut: NDArray[np.float64]) -> None:
-        """Add the cut s ≥ g·α for g [M]."""
-        self.cuts = np.vstack([self.cuts, cut])
-        self._h.addRow(0.0, self._inf, self.members + 1, self._columns, np.append(-cut, 1.0))
-
-    def tilt(self, cost: NDArray[np.float64]) -> None:
-        """Add cost·α to the objective, in place of what was added before."""
-        self._h.changeColsCost(self.members, self._columns[:-1], cost)
+        self.tilt: NDArray[np.float64] = np.zeros(members)
 
     def lowest(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """A vertex [M] of the minimizers of max_c g_c·α + tilt·α over the simplex, and the cuts' multipliers λ [c].
 
         λ ≥ 0, Σ λ = 1, and without a tilt no α is below min_i (Σ_c λ_c g_c)_i.
         """
-        for _ in range(2):
-            self._h.run()
-            status = self._h.getModelStatus()
-            if status == self._optimal:
-                solution = self._h.getSolution()
-                return tidy(np.array(solution.col_value[:-1])), tidy(np.array(solution.row_dual[1:]))
-            self._h.clearSolver()  # once more, from scratch
-        raise ModelError(
-            f"the linear program over {self.members} members and {len(self.cuts)} cuts failed: "
-            f"{self._h.modelStatusToString(status)}"
+        count, members = self.cuts.shape
+        found = linprog(
+            np.append(self.tilt, 1.0),
+            A_ub=np.column_stack([self.cuts, -np.ones(count)]),
+            b_ub=np.zeros(count),
+            A_eq=[[1.0] * members + [0.0]],
+            b_eq=[1.0],
+            bounds=[(0.0, None)] * members + [(None, None)],
+            method="highs-ds",
+            options=dict.fromkeys(_TOLERANCES, _TIGHT),
         )
+        if found.status != 0:
+            raise ModelError(
+                f"the linear program over {members} members and {count} cuts failed: {found.message}"
+            )
+        return tidy(found.x[:-1]), tidy(-found.ineqlin.marginals)
 
 
 def tidy(probs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -210,7 +191,7 @@ def minimize_by_cuts(cut_at: Cutter, start: NDArray[np.float64], tol: float, max
         if cut @ point < value:
             value, best = float(cut @ point), point
         points.append(point)
-        program.add(cut)
+        program.cuts = np.vstack([program.cuts, cut])
         before = lowest
         lowest, multipliers = program.lowest()
         bound = float((multipliers @ program.cuts).min())
@@ -265,14 +246,14 @@ def _preferred(
     respect them as constraints.
     """
     for factor in _TILTS if cost.any() else (0.0,):
-        program.tilt(factor * cost)
+        program.tilt = factor * cost
         while True:
             probs, _ = program.lowest()
             cut, cuts = profile.subgradient(probs), program.cuts
             # A cut that is there already is violated by no more than rounding.
             if cut @ probs <= (cuts @ probs).max() or (cuts == cut).all(axis=1).any():
                 break
-            program.add(cut)
+            program.cuts = np.vstack([program.cuts, cut])
         if profile.risk(probs) <= profile.risk(best) + _EQUAL:
             return probs
     return best.copy()
