@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -162,16 +161,6 @@ def test_attacks_take_a_random_model_and_report_its_frozen_draws(kind: str, name
     assert found.cost.forwards > 0
 
 
-def test_every_registered_attack_takes_a_random_model() -> None:
-    x, y = inputs(3)
-    random = model("global", draws=2)
-    for name in sorted(set(attacks.names()) - {"exact", "finite", "suite"}):
-        kind = type(attacks.create(name, THREAT))
-        short = {field: 3 for field in ("steps", "queries") if field in kind.__dataclass_fields__}
-        found = attacks.create(name, THREAT, **short)(random, x, y)
-        assert torch.equal(random.ensemble().errors(found.x_adv, y), found.errors), name
-
-
 def test_an_ensemble_of_random_members_is_expanded_with_its_probabilities() -> None:
     plain = nn.Linear(5, 3)
     rec = RandomizedEnsemble([model("global"), plain, model("dropout")], [0.5, 0.3, 0.2])
@@ -189,16 +178,6 @@ def test_an_ensemble_of_random_members_is_expanded_with_its_probabilities() -> N
         rec.errors(x, y)
     assert rec(x).shape == (6, 3)
     assert attacks.create("fgsm", THREAT)(rec, x, y).errors.shape == (6, 9)
-
-
-def test_copies_are_independent_of_the_original() -> None:
-    x, _ = inputs()
-    random = model("dropout")
-    twin = copy.deepcopy(random)
-    z = random.freeze(3)(x)
-    with torch.no_grad():
-        random.module[0].weight.zero_()  # type: ignore[index]
-    torch.testing.assert_close(twin.freeze(3)(x), z)
 
 
 def test_expected_gradients_average_over_fresh_draws() -> None:

@@ -18,7 +18,6 @@ from randens import Threat
 from randens.core.errors import InputError
 from randens.region import Region
 from randens.region import norms as norms_of
-from randens.threat import grid
 
 NORMS = ("linf", "l2", "l1")
 norms = st.sampled_from(NORMS)
@@ -114,26 +113,6 @@ def test_json_round_trip_and_scaling() -> None:
 def test_bad_threats_are_named(arguments: tuple[Any, ...], named: str) -> None:
     with pytest.raises(InputError, match=named):
         Threat(*arguments)
-
-
-@pytest.mark.parametrize("eps", [np.array(0.1), torch.tensor(0.1), None, [None]])
-def test_bad_grids_of_radii_are_named(eps: object) -> None:
-    with pytest.raises(InputError, match="eps is"):
-        grid("eps", eps)
-
-
-@pytest.mark.parametrize(
-    ("x", "named"),
-    [
-        (torch.zeros(2, 3, dtype=torch.uint8), "uint8"),
-        (torch.full((2, 3), float("nan")), "NaN"),
-        (torch.full((2, 3), 1.5), r"\[1.5, 1.5\]"),
-        (torch.full((2, 3), -0.5), r"\[-0.5, -0.5\]"),
-    ],
-)
-def test_bad_inputs_are_named(x: Tensor, named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        Threat("linf", 0.1).check(x)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

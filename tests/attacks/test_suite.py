@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
-from tests.attacks.cases import BUILT_IN, convnet, digits
+from tests.attacks.cases import convnet, digits
 from tests.attacks.planted import linear
 from tests.attacks.test_search import Quantized
 from torch import Tensor, nn
@@ -34,14 +32,6 @@ def test_presets_are_attacks_and_their_parts_differ() -> None:
         assert len({part.name for part in parts}) == len(parts)
         assert all(part.threat is THREAT for part in parts)
     assert randens.attacks.create("suite", THREAT) == randens.attacks.create("standard", THREAT)
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_names_are_found_in_any_case_and_told_again(name: str) -> None:
-    made = randens.attacks.create(f" {name.upper()} ", THREAT)
-    assert made == randens.attacks.create(name, eps=0.1).__class__(**vars(made))
-    assert made.name == ("standard" if name == "suite" else name)
-    assert dataclasses.replace(made, seed=3).name == made.name
 
 
 def test_every_preset_attacks_and_names_the_part_that_found_the_worst_case() -> None:

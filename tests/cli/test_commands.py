@@ -82,13 +82,6 @@ def test_evaluate_refuses(shell: Shell, run_folder: Path, tmp_path: Path) -> Non
     assert "no ensemble yet" in shell.refused("evaluate", run_folder)
 
 
-def test_runs_that_do_not_name_their_data(shell: Shell, tmp_path: Path, ensemble: RandomizedEnsemble) -> None:
-    run = Run.create(tmp_path / "bare")
-    ensemble.save(run.ensemble)
-    assert "--data" in shell.refused("evaluate", run.path)
-    assert shell.json("evaluate", run.path, *FAST, "--data", "Digits")["summary"]["n"] == 60
-
-
 # ---- sample, advise, audit, certify, explain -----------------------------------------------------------------------
 
 

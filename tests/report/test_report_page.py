@@ -152,17 +152,6 @@ def test_damaged_documents_are_said(trained_run: Path, tmp_path: Path, content: 
     assert "not been evaluated" in text
 
 
-def test_documents_without_their_entries_are_said(trained_run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "r"
-    shutil.copytree(trained_run, folder)
-    for kind in KINDS[1:]:
-        write_json(folder / f"{kind}.json", {"about": read_json(folder / f"{kind}.json")["about"]})
-    text = text_of(folder)
-    for kind in KINDS[1:]:
-        assert f"{kind}.json is damaged and not shown" in text
-    assert "% robust accuracy" in text
-
-
 def test_a_broken_training_log_is_said(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", chosen_evaluation(2), epochs=2)
     (path / "metrics.jsonl").write_text("{}\nnot json\n")

@@ -114,12 +114,6 @@ def test_taking_inputs_and_members() -> None:
     ]
 
 
-def test_nothing_found_is_no_risk() -> None:
-    pool = WitnessPool(4, 2)
-    assert pool.risk([0.5, 0.5]) == 0
-    assert pool.profile().member_risks.tolist() == [0, 0]
-
-
 def test_bad_pools_are_named() -> None:
     with pytest.raises(InputError, match=r"\(1, 2\)"):
         WitnessPool(3, 3, [0], [[True, False]])
