@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
 import randens
@@ -50,9 +49,3 @@ def test_what_is_no_whole_number_in_range_is_refused(value: object) -> None:
         InputError, match=rf"^steps is {re.escape(repr(value))}; it must be a whole number from 1 to 8, or"
     ):
         whole("steps", value, 1, 8, ", or so")
-
-
-def test_whole_numbers_of_numpy_count() -> None:
-    assert whole("steps", np.int64(3)) == 3
-    with pytest.raises(InputError, match=r"steps is -1; it must be a whole number ≥ 0$"):
-        whole("steps", -1, 0)

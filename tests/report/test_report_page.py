@@ -10,7 +10,6 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.report.conftest import HOSTILE
 from tests.report.made_runs import chosen_evaluation, chosen_run, trained_ensemble
@@ -239,11 +238,3 @@ def test_hostile_folder_names_are_text(tmp_path: Path, name: str) -> None:
 def test_the_teaching_page_in_the_docs_is_the_one_that_is_written(tmp_path: Path) -> None:
     shipped = Path(__file__).parents[2] / "docs" / "explore.html"
     assert shipped.read_bytes() == write_explorer(tmp_path / "e.html").read_bytes()
-
-
-def test_differences_are_what_they_say() -> None:
-    one, two = chosen_evaluation(2, seed=1), chosen_evaluation(2, seed=2)
-    found = compare(one, two)
-    assert not isinstance(found, str)
-    assert found[1] == pytest.approx(float(two.robust) - float(one.robust))
-    assert found[0] == pytest.approx(float(np.mean(one.clean @ one.probs - two.clean @ two.probs)))
