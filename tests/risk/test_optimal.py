@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.optimize import OptimizeResult
+from scipy import optimize
 from tests.risk.risk_cases import profiles, random_profile, simplex_points
 
 from randens.core.errors import ModelError
@@ -21,7 +21,6 @@ from randens.risk import (
     bounds,
     candidate_sampling,
     exact_sampling,
-    optimal,
     optimal_sampling,
     project_simplex,
     subgradient_sampling,
@@ -185,15 +184,17 @@ def test_many_members_reach_the_optimum_with_proof_in_few_evaluations(members: i
 @pytest.mark.parametrize("calls", range(2))
 def test_a_failing_solver_is_reported(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
     """Whichever program fails: the one for the risk, or the one for the clean risk."""
-    solve, seen = optimal.linprog, itertools.count()
+    solve, seen = optimize.linprog, itertools.count()
 
     def fail(*args: Any, **options: Any) -> Any:
         found = solve(*args, **options)
         return (
-            found if next(seen) < calls else OptimizeResult(found, status=4, message="Numerical difficulties")
+            found
+            if next(seen) < calls
+            else optimize.OptimizeResult(found, status=4, message="Numerical difficulties")
         )
 
-    monkeypatch.setattr(optimal, "linprog", fail)
+    monkeypatch.setattr(optimize, "linprog", fail)
     tied = RiskProfile.from_configurations([[(1, 1, 1)]], [1.0])
     with pytest.raises(ModelError, match="failed: Numerical difficulties"):
         exact_sampling(tied)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linprog
+from scipy import optimize
 
 from randens.core.errors import InputError, ModelError, whole
 from randens.core.files import plain
@@ -141,7 +141,7 @@ class CutProgram:
         λ ≥ 0, Σ λ = 1, and without a tilt no α is below min_i (Σ_c λ_c g_c)_i.
         """
         count, members = self.cuts.shape
-        found = linprog(
+        found = optimize.linprog(
             np.append(self.tilt, 1.0),
             A_ub=np.column_stack([self.cuts, -np.ones(count)]),
             b_ub=np.zeros(count),
