@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -164,8 +165,9 @@ def test_members_must_be_modules_that_agree_on_the_classes() -> None:
         RandomizedEnsemble([lambda x: x])  # type: ignore[list-item]
     with pytest.raises(InputError, match="empty"):
         RandomizedEnsemble([])
-    with pytest.raises(InputError, match="list of classifiers"):
-        RandomizedEnsemble(nn.Sequential(*linear_members(2)))  # type: ignore[arg-type]
+    for wrong in (nn.Sequential(*linear_members(2)), iter(linear_members(2)), None):
+        with pytest.raises(InputError, match="list of classifiers"):
+            RandomizedEnsemble(wrong)  # type: ignore[arg-type]
     for names in (3, "abc"):
         with pytest.raises(InputError, match="classes is"):
             RandomizedEnsemble(linear_members(2), classes=names)  # type: ignore[arg-type]
@@ -326,3 +328,24 @@ def test_bytes_and_arrays_are_refused_in_one_sentence() -> None:
             call(np.zeros((2, 4), dtype=np.float32))  # type: ignore[arg-type]
     tokens = RandomizedEnsemble([nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(6, 3))])
     assert tokens(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "change", [Tensor.to_sparse, lambda z: z.to("meta"), lambda z: z[:, :0], Tensor.long, lambda z: z[:-1]]
+)
+def test_answers_that_are_no_logits_are_reported(change: Callable[[Tensor], Tensor]) -> None:
+    class Answering(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return change(torch.zeros(len(x), 3))
+
+    with pytest.raises(ModelError, match=r"member 0 returned .* logits"):
+        RandomizedEnsemble([Answering()]).errors(torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
+
+
+def test_weights_of_inference_mode_are_refused_and_inputs_taken() -> None:
+    x, y = inputs(4)
+    with torch.inference_mode():
+        made, held = RandomizedEnsemble(linear_members(2)), (x.clone(), y.clone())
+    with pytest.raises(InputError, match=r"made in torch\.inference_mode"):
+        randens.evaluate(made, (x, y), "fgsm", eps=0.1)
+    assert randens.evaluate(linear_members(2), held, "fgsm", eps=0.1).about.n == 4

@@ -106,7 +106,10 @@ def test_json_round_trip_and_scaling() -> None:
     ("arguments", "named"),
     [
         *((("linf", eps), "eps is") for eps in (0, -1, float("nan"), float("inf"), "8", None, True)),
-        *((("linf", 1, box), "bounds is") for box in ((1, 0), (0, 0), (0,), "ab", (0, float("nan")))),
+        *(
+            (("linf", 1, box), "bounds is")
+            for box in ((1, 0), (0,), "ab", (0, float("nan")), (0, 4e38), (0, 10**400))
+        ),
         (("l3", 1), "unknown norm 'l3'"),
     ],
 )

@@ -47,6 +47,10 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def frozen(module: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients for parameters, both restored on leaving."""
     wanted = [(p, p.requires_grad) for p in module.parameters()]
+    if any(parameter.is_inference() for parameter, _ in wanted):
+        raise InputError(
+            "members hold weights made in torch.inference_mode(); make or load them outside of it"
+        )
     for parameter, _ in wanted:
         parameter.requires_grad_(False)
     try:

@@ -13,7 +13,16 @@ from torch import nn
 
 from randens import models
 from randens.core.errors import FileError, InputError, RandensError
-from randens.core.files import AnyPath, atomic_folder, read_file, read_json, sha256, write_atomic, write_json
+from randens.core.files import (
+    AnyPath,
+    atomic_folder,
+    file_errors,
+    read_file,
+    read_json,
+    sha256,
+    write_atomic,
+    write_json,
+)
 from randens.core.runs import Digest, Document, Probabilities, ThreatDocument
 
 _FORMAT = "randens-ensemble-1"
@@ -61,7 +70,9 @@ def write(path: AnyPath, networks: Sequence[nn.Module], overwrite: bool, **about
 def read(path: AnyPath, members: Sequence[nn.Module] | None) -> tuple[Manifest, list[nn.Module]]:
     """The manifest of a folder and its networks in eval mode; `members` are filled, if given, or they are made."""
     folder, source = Path(path), Path(path) / "ensemble.json"
-    if not source.is_file():
+    with file_errors("read", folder):
+        there = source.is_file()
+    if not there:
         inner = folder / "ensemble"
         found = "holds no ensemble.json" if folder.is_dir() else "is no folder"
         hint = f"did you mean {inner}?" if inner.is_dir() else "give a folder made by RandomizedEnsemble.save"

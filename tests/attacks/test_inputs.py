@@ -127,6 +127,8 @@ def test_members_without_usable_gradients_are_flagged_and_the_others_are_still_a
         (lambda x, y: (x, y.float()), r"y is torch.float32 \(4,\); give integers"),
         (lambda x, y: (x, y.unsqueeze(1)), r"y has shape \(4, 1\); it must be \[4\]"),
         (lambda x, y: (x, y.tolist()), r"x is Tensor and y is list; both must be tensors"),
+        (lambda x, y: (x.to_sparse(), y), r"x is torch.sparse_coo .*; both must be dense"),
+        (lambda x, y: (x, y.to("meta")), r"y torch.strided on meta; both must be dense"),
         (lambda x, y: (x.numpy(), y), r"x is ndarray and y is Tensor; both must be tensors"),
         (lambda x, y: (x.flatten(1)[:, 0], y), r"x has shape \(4,\); it must be \[n, \.\.\.\]"),
     ],

@@ -167,6 +167,7 @@ def test_types_and_axes(x: Any, shape: tuple[int, ...], dtype: torch.dtype, note
         ((PIXELS, LABELS), {"classes": 2}, "from 0 to 2; labels of 2 classes"),
         ((PIXELS, LABELS - 1), {}, "from -1 to 1"),
         ((PIXELS, LABELS), {"classes": ["one"]}, "labels of 1 classes"),
+        ((PIXELS, LABELS), {"classes": 3.5}, "classes is 3.5"),
         ((PIXELS, LABELS), {"split": "dev"}, "unknown split"),
         ((PIXELS, LABELS), {"limit": 0}, "limit"),
         (IMAGES, {"split": "test"}, "train split"),

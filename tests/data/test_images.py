@@ -128,7 +128,7 @@ def test_bad_images_are_refused_by_name(folder: Path, kind: str) -> None:
         ({"path": "empty"}, "0 folders"),
         ({"path": "one"}, "1 folders"),
         ({"path": "none"}, "holds no images"),
-        ({"path": "pets", "size": (0, 4)}, "size is"),
+        *(({"path": "pets", "size": size}, "size is") for size in ((0, 4), 5, ("a", "b"))),
         ({"path": "splits", "split": "validation"}, "no validation folder"),
     ],
 )

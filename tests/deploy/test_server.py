@@ -180,6 +180,7 @@ def test_serve_says_what_is_wrong(
         ("--token-file", str(tmp_path / "short"), "16 to 512"),
         ("--port", "99999", "--port is 99999"),
         ("--host", "192.0.2.1", "cannot listen"),
+        ("--host", "x" * 300, "cannot listen"),
     ):
         assert run(["serve", str(telling.path), option, value]) == 2
         said = capsys.readouterr().err

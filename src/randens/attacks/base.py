@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from randens.attacks.result import AttackResult, Cost, join
 from randens.attacks.run import run_batches
 from randens.attacks.search import Search
+from randens.core.devices import is_dense
 from randens.core.errors import InputError, unknown, whole
 from randens.core.progress import Progress
 from randens.data import as_data
@@ -97,6 +98,10 @@ class Attack:
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise InputError(
                 f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors (run takes other data)"
+            )
+        if not is_dense(x) or not is_dense(y):
+            raise InputError(
+                f"x is {x.layout} on {x.device} and y {y.layout} on {y.device}; both must be dense"
             )
         if (x.dim() and y.dim() != 1) or len(y) != len(x):
             raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")

@@ -36,7 +36,7 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = int(os.environ.get("LOCAL_RANK", "0")) if found.index is None else found.index
-        if index >= count:
+        if not 0 <= index < count:
             raise InputError(f"device is {str(name)!r}; torch sees {count} CUDA devices; use 'auto' or 'cpu'")
         return torch.device("cuda", index)
     if found.type == "mps":
@@ -74,6 +74,11 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has all of its numbers in memory: none that is sparse, nested or on the device meta."""
+    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
 
 
 @dataclass

@@ -130,7 +130,7 @@ def write_json(path: AnyPath, value: Any) -> None:
 def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder to fill, which becomes `path` if no error occurs; an existing one stays until then."""
     target = Path(path).absolute()
-    if target.exists() and not overwrite:
+    if os.path.exists(target) and not overwrite:  # noqa: PTH110 - Path.exists raises for names that are too long
         raise FileError(f"{path} exists already; choose another folder or remove it first")
     fresh, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
     shutil.rmtree(fresh, ignore_errors=True)  # a killed process leaves it behind

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from randens.core.devices import is_dense
 from randens.core.errors import FileError, InputError, unknown, whole
 from randens.core.files import file_errors, open_file
 from randens.data.catalogue import CATALOGUE
@@ -81,8 +82,11 @@ def as_data(
         unknown("split", split, SPLITS)
     if limit is not None:
         whole("limit", limit)
-    if size is not None and (len(size) != 2 or not 1 <= min(size) <= max(size) <= 4096):
-        raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
+    if size is not None:
+        if np.shape(size) != (2,):
+            raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
+        for each in size:
+            whole("size", each, 1, 4096, ", for height and for width")
     found = _convert(data, split, limit, size)
     if limit is not None and len(found) > limit:
         found = found.subset(slice(0, limit))
@@ -92,8 +96,9 @@ def as_data(
         split = None  # it said what to read; of a file or folder without splits, nothing is known
     elif split is not None and found.split not in ("unknown", split):
         raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
-    names = range(whole("classes", classes, 2, 1 << 20)) if isinstance(classes, int) else classes
-    known = found.classes if names is None else tuple(map(str, names))
+    if classes is not None and not isinstance(classes, Iterable):
+        classes = [str(label) for label in range(whole("classes", classes, 2, 1 << 20))]
+    known = found.classes if classes is None else tuple(map(str, classes))
     low, high = int(found.y.min()), int(found.y.max())
     count = len(known) or high + 1
     if low < 0 or high >= count:
@@ -282,11 +287,13 @@ def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split
 def _tensor(item: Any) -> Tensor:
     """One input, or a batch of them, as a tensor on the CPU."""
     if isinstance(item, Tensor):
-        if item.layout != torch.strided or item.is_meta or item.is_complex():
+        if not is_dense(item) or item.is_complex():
             raise InputError(
                 f"data holds a {item.layout} tensor of {item.dtype} on {item.device}; make it dense"
             )
-        return item.detach().cpu()
+        found = item.detach().cpu()
+        # A tensor of inference mode cannot take part in autograd; its copy can.
+        return found.clone() if found.is_inference() else found
     try:
         array = np.asarray(item)
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from randens.core.devices import is_dense
 from randens.core.errors import InputError, ModelError
 
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
@@ -38,12 +39,7 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
             answer = getattr(answer, "logits", None)
         if not isinstance(answer, Tensor):
             raise ModelError(f"{name} returned a {kind} without logits; {_WANTED}")
-    if (
-        not answer.dtype.is_floating_point
-        or answer.layout != torch.strided
-        or answer.is_meta
-        or answer.is_nested
-    ):
+    if not answer.dtype.is_floating_point or not is_dense(answer):
         raise ModelError(
             f"{name} returned {answer.dtype} ({answer.layout}, on {answer.device}); logits must be floating point and "
             "dense, and class numbers are no logits"
