@@ -17,7 +17,6 @@ from randens.evaluation.advice import Option, _choices
 from randens.evaluation.intervals import joint
 from randens.evaluation.tables import Accuracy
 from randens.report.runs import gain
-from randens.risk import RiskProfile, cross_fit, exact_sampling
 
 
 def test_wilson_interval_of_a_textbook_case() -> None:
@@ -94,22 +93,6 @@ def test_what_is_recommended_is_ahead_by_what_is_printed(members: int) -> None:
         best = min(options[:members], key=lambda option: option.risks.mean())
         clear += _choices([best, *options[members:]], members)[0].option != "member"
     assert clear <= 10
-
-
-@pytest.mark.parametrize("members", [3, 8, 16])
-def test_cross_fitted_risks_cover_although_alpha_was_chosen(members: int) -> None:
-    """Every α has the same risk: that of the α chosen looks smaller on the inputs that chose it, not on others."""
-    generator = np.random.default_rng(members)
-    missed, crossed, chosen = 0, [], []
-    for _ in range(40):
-        profile = RiskProfile.from_witnesses(np.arange(200), generator.random((200, members)) < 0.4, 200)
-        found = cross_fit(profile, exact_sampling)
-        missed += abs(found.risk - 0.4) > 1.96 * found.deviation
-        crossed.append(found.risk)
-        chosen.append(exact_sampling(profile).risk)
-    assert missed <= 8
-    assert np.mean(crossed) == pytest.approx(0.4, abs=0.018)
-    assert np.mean(chosen) < 0.375
 
 
 @pytest.mark.parametrize("values", [[], [1.5], [-0.5], [float("nan")], [[1.0]]])

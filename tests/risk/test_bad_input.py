@@ -15,7 +15,6 @@ from randens.risk import (
     auxiliary_risk,
     bounds,
     candidates,
-    cross_fit,
     cutting_planes,
     explain,
     necessary_size,
@@ -115,8 +114,6 @@ def read(**change: Any) -> RiskProfile:
         (lambda: cutting_planes(lambda _: PAIR, [0.5, 0.5, 0.0]), "oracle"),
         (lambda: cutting_planes(lambda _: PAIR, [0.5, 0.5], tol=-1), "tol"),
         (lambda: cutting_planes(lambda _: PAIR, [0.5, 0.5], max_sweeps=0), "max_sweeps"),
-        (lambda: cross_fit(made([[(1, 0)]] * 3), optimal_sampling), "size is 3"),
-        (lambda: cross_fit(made([[(1, 0)], [(0, 1)]], [0.31, 0.69], size=50), optimal_sampling), "counts"),
         # Theorems.
         *((lambda M=M: candidates(M), "M is") for M in (0, 4, 2.0, True)),
         (lambda: two_classifiers(PAIR.restrict([0, 1, 1])), "Theorem 1"),

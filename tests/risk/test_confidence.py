@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from statistics import NormalDist
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import chi2
 
-from randens.risk import RiskProfile, confidence, cross_fit, exact_sampling, optimal_sampling
+from randens.risk import RiskProfile, confidence, exact_sampling, optimal_sampling
 from randens.risk.confidence import confident_sampling, simultaneous_quantile, upper_bound, worst_weights
 
 
@@ -141,15 +140,3 @@ def test_alpha_leaves_the_uniform_point_only_when_the_inputs_say_so() -> None:
     assert exact_sampling(few).probs.tolist() == [0.0, 1.0]
     many = RiskProfile.from_configurations(sets * 100)
     assert confident_sampling(many, 0.99, reference="uniform").probs == pytest.approx([0.0, 1.0], abs=1e-6)
-
-
-def test_cross_fitting_scores_every_input_with_probabilities_chosen_without_it() -> None:
-    """Two equal members, each fooled at its own half: the exact rule picks the one that looks better, wrongly."""
-    profile = RiskProfile.from_configurations([[(1, 0)]] * 25 + [[(0, 1)]] * 25)
-    exact = cross_fit(profile, optimal_sampling, folds=5)
-    careful = cross_fit(profile, partial(optimal_sampling, confidence=0.95, reference="uniform"), folds=5)
-    assert careful.risk == pytest.approx(0.5)
-    assert careful.probs == pytest.approx(np.full((5, 2), 0.5))
-    # Inputs that a fold lacks are too many in the rest: the choice on the rest is wrong for the fold.
-    assert exact.risk > 0.5
-    assert exact.probs.shape == (5, 2)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,14 +19,13 @@ from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import AttackLike, Settings, chosen_split, prepare
 from randens.evaluation.intervals import Estimate
 from randens.evaluation.tables import Result, Table, bars, percent
-from randens.risk import CrossFit, RiskProfile, Sampling, cross_fit, cutting_planes, optimal_sampling
+from randens.risk import RiskProfile, Sampling, cutting_planes
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ROUNDING = 1e-9
-_LEAST_CROSSED = 20  # inputs; fewer are not enough for five folds
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -35,8 +33,7 @@ class AttackedSampling(Result, Sampling):
     """Sampling probabilities chosen under attack: a `randens.risk.Sampling`, and what it rests on.
 
     profile, pool: η as the pool of witnesses has it, which `certificate` verifies against. tol: the gap at which to
-    stop. exact_oracle: whether the attack is known to find every fooled set. crossed: the cross-fitted risk, of
-    probabilities chosen without the input.
+    stop. exact_oracle: whether the attack is known to find every fooled set.
     """
 
     kind: ClassVar[str] = "sampling"
@@ -48,7 +45,6 @@ class AttackedSampling(Result, Sampling):
     tol: float
     exact_oracle: bool = False
     clean_risks: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    crossed: CrossFit | None = None
 
     @property
     def converged(self) -> bool:
@@ -95,9 +91,6 @@ class AttackedSampling(Result, Sampling):
         if self.upper is not None:
             bound = f"at most {self.upper:.4f}, {self.confidence:.0%} confidence"
             said.append(f"Risk against the perturbations found: {bound}.")
-        if self.crossed is not None:
-            risk, deviation = self.crossed.risk, self.crossed.deviation
-            said.append(f"Cross-fitted risk {risk:.4f} ± {deviation:.4f}, on inputs that did not choose α.")
         return said
 
 
@@ -175,20 +168,14 @@ def optimize_sampling(
                 known.attack(one, probs, f"{one.name} at α = {np.round(probs, 3).tolist()}")
             return known.pool.profile()
 
-        best: Any = {"clean_risks": clean, "attempts": attempts}
-        options: Any = {"tol": tol, "max_sweeps": max_sweeps, "confidence": confidence}
-        found = cutting_planes(attack_at, start, tried=tried, **options, **best)
-        rule = best if confidence is None else {"confidence": confidence, "reference": "uniform"}
-        profile, crossed = known.pool.profile(), None
-        if len(case.data) >= _LEAST_CROSSED:
-            crossed = cross_fit(profile, partial(optimal_sampling, **rule))
+        options: Any = {"tol": tol, "max_sweeps": max_sweeps, "attempts": attempts, "confidence": confidence}
+        found = cutting_planes(attack_at, start, tried=tried, clean_risks=clean, **options)
         return AttackedSampling(
             **{entry.name: getattr(found, entry.name) for entry in fields(Sampling)},
             **case.head(known),
-            profile=profile,
+            profile=known.pool.profile(),
             pool=known.pool,
             tol=float(tol),
             exact_oracle=all(one.exact for one in case.attacks),
             clean_risks=clean,
-            crossed=crossed,
         )

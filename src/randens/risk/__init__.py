@@ -1,7 +1,6 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
 from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
-from randens.risk.confidence import CrossFit, cross_fit
 from randens.risk.optimal import (
     Sampling,
     best_step,
@@ -33,7 +32,6 @@ __all__ = [
     "FIGURE_3",
     "Bounds",
     "Ceiling",
-    "CrossFit",
     "RiskProfile",
     "Sampling",
     "Theorem1Test",
@@ -45,7 +43,6 @@ __all__ = [
     "candidates",
     "ceiling_from_conflicts",
     "close_pairs",
-    "cross_fit",
     "cutting_planes",
     "exact_sampling",
     "explain",

@@ -18,7 +18,6 @@ found: a stronger attack can raise the risk beyond them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -26,8 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from randens.core.errors import InputError, whole
-from randens.core.files import Plain
+from randens.core.errors import InputError
 from randens.risk.optimal import Sampling, minimize_by_cuts
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_number, as_probs, frozen, unpack
@@ -194,46 +192,3 @@ def _reference(reference: ArrayLike | str | None, members: int) -> NDArray[np.fl
             raise InputError(f"reference is {reference!r}; give 'uniform', probabilities or None")
         return np.full(members, 1.0 / members)
     return None if reference is None else as_probs(reference, members, "reference")
-
-
-@dataclass(frozen=True, eq=False)
-class CrossFit(Plain):
-    """The risk of a rule; each input is evaluated at probabilities that were chosen without it.
-
-    risk: the mean over the inputs. deviation: its standard error. probs: α chosen without each fold, [folds, M].
-    """
-
-    risk: float
-    deviation: float
-    probs: NDArray[np.float64]
-
-
-def cross_fit(
-    profile: RiskProfile, rule: Callable[[RiskProfile], Sampling], *, folds: int = 5, seed: int = 0
-) -> CrossFit:
-    """Split the inputs into folds, choose α without each fold by `rule`, and evaluate it on the fold.
-
-    The estimate has no optimism from the choice. It is the risk of the rule with (folds − 1)/folds of the inputs.
-
-    >>> from randens.risk import optimal_sampling
-    >>> cross_fit(RiskProfile.from_configurations([[(1, 0), (0, 1)]] * 20), optimal_sampling).risk
-    0.5
-    """
-    folds = whole("folds", folds, 2)
-    if profile.size is None or profile.size < folds:
-        raise InputError(f"the profile's size is {profile.size}; cross-fitting needs at least {folds} inputs")
-    counts = np.rint(profile.weights * profile.size).astype(np.int64)
-    if np.abs(counts - profile.weights * profile.size).max() > 1e-6:
-        raise InputError("the profile's weights are not counts of inputs; cross-fitting needs single inputs")
-    owner = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
-    chosen, risks = [], []
-    for fold in range(folds):
-        held = owner[fold::folds]
-        left = counts - np.bincount(held, minlength=len(counts))
-        probs = rule(profile.reweighted(left.astype(np.float64), int(left.sum()))).probs
-        chosen.append(probs)
-        risks.append(profile.configuration_risks(probs)[held])
-    values = np.concatenate(risks)
-    return CrossFit(
-        float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), frozen(np.array(chosen))
-    )

@@ -233,9 +233,9 @@ class RiskProfile:
         table = unpack(self.masks, self.members)[:, chosen]
         return self._build(self.owners, pack(table), self.weights, len(chosen), self.size)
 
-    def reweighted(self, weights: NDArray[np.float64], size: int | None = None) -> RiskProfile:
-        """The same configurations with other weights or counts [K], which need not sum to 1."""
-        return self._build(self.owners, self.masks, weights / weights.sum(), self.members, size)
+    def reweighted(self, weights: NDArray[np.float64]) -> RiskProfile:
+        """The same configurations with other weights [K], which need not sum to 1."""
+        return self._build(self.owners, self.masks, weights / weights.sum(), self.members, None)
 
     def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
         """The profile of both sets of inputs together, which must be different inputs.
