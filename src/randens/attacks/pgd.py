@@ -121,8 +121,12 @@ class FGSM(Attack):
 
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
+            start = s.start(restart)
             for member in s.probs.nonzero().flatten().tolist():
-                ascend(s, expected_cross_entropy, steps=1, step=1.0, restart=restart, members=[member])
+                # Also where the member is fooled already: this point may fool others, too.
+                rows = s.open
+                gradient = s.gradient(rows, start[rows], expected_cross_entropy, [member])
+                s.judge(rows, s.project(rows, s.threat.step(start[rows], gradient, s.threat.eps)))
 
 
 @register("pgd")
