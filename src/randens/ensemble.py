@@ -212,12 +212,7 @@ class RandomizedEnsemble(_Ensemble):
         return RandomizedEnsemble(list(self.members), probs, classes=self.classes, threat=self.threat)
 
     def subsets(self, k: int) -> RandomizedEnsemble:
-        """k of M: average k sampled members' logits, for k networks' compute; all C(M, k) subsets are equally likely.
-
-        >>> rec = RandomizedEnsemble([nn.Linear(3, 2) for _ in range(4)])
-        >>> len(rec.subsets(2)), rec.subsets(2).members[0].passes
-        (6, 2)
-        """
+        """k of M: average k sampled members' logits, at k networks' compute; all C(M, k) subsets are equally likely."""
         count = len(self)
         whole("k", k, 1, count, ", the number of members")
         if (subsets := math.comb(count, k)) > _MOST_SUBSETS:

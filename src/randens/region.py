@@ -17,10 +17,7 @@ __all__ = ["Region", "filled", "norms"]
 
 @dataclass(frozen=True)
 class Region:
-    """The perturbation sets of n inputs in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius if there is one.
-
-    p is 2 or 1. `minimum` is the smallest value of a linear function over ball ∩ box.
-    """
+    """n perturbation sets in coordinates of δ: low ≤ δ ≤ high [n, d], and ‖δ‖_p ≤ radius (p 2 or 1) if there is one."""
 
     low: Tensor
     high: Tensor
@@ -105,11 +102,7 @@ class Region:
         return torch.where(slope > 0, -self.low, self.high).clamp_min(0.0) * (slope != 0)
 
     def _project_l1(self, delta: Tensor) -> Tensor:
-        """The nearest point of l1 ball ∩ box: every |δ_i| loses the same λ, between 0 and its room.
-
-        What is left, Σ_i clip(|δ_i| − λ, 0, room_i), is piecewise linear in λ; its kinks are sorted, and the piece in
-        which it equals the radius is solved.
-        """
+        """The nearest point of l1 ball ∩ box: every |δ_i| loses the same λ, between 0 and its room."""
         assert self.radius is not None
         size = delta.abs()
         room = torch.where(delta > 0, self.high, -self.low).clamp_min(0.0)

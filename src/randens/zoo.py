@@ -72,26 +72,7 @@ def card(name: str) -> str:
 
 
 def copy(name: str, folder: str | os.PathLike[str]) -> Run:
-    """Copy an entry to a new run folder, for commands that write their results there.
-
-    Parameters
-    ----------
-    name : str
-        One of `names()`.
-    folder : str or path
-        The new run folder.
-
-    Returns
-    -------
-    Run
-        The copy.
-
-    Examples
-    --------
-    >>> from randens import zoo
-    >>> zoo.copy("cifar10-resnet20-at", "copy").ensemble.is_dir()
-    True
-    """
+    """Copy the entry `name` to the new run folder `folder`, for commands that write their results there."""
     load(name)
     target = Path(folder)
     if target.exists():

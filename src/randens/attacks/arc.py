@@ -85,10 +85,7 @@ class ARC(Attack):
     def move(
         self, s: Search, local: Tensor, center: Tensor, w: Tensor, zeta: Tensor, back: Tensor, b: float
     ) -> Tensor:
-        """b(δ_l + βg)/‖δ_l + βg‖: g is the steepest way to the boundary, β just passes it after the scaling.
-
-        w [k, d] is the boundary's normal with ‖w‖_q = 1 and zeta [k] its distance from the current point.
-        """
+        """b(δ_l + βg)/‖δ_l + βg‖: β just passes the boundary with the unit normal w [k, d] at the distance zeta [k]."""
         shape = (-1,) + (1,) * (local.dim() - 1)
         side = torch.where(back, -1.0, 1.0).to(local.dtype)
         residual = side * zeta

@@ -209,10 +209,7 @@ def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
 
 
 def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
-    """Class decorator: make an attack available to `create`, the command line and recipes under `name`.
-
-    `defaults` are options that this name stands for.
-    """
+    """Class decorator: `create`, command line and recipes know the attack, with the options `defaults`, as `name`."""
 
     key = name.strip().lower()
 

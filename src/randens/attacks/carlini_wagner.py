@@ -1,8 +1,4 @@
-"""Carlini and Wagner's attack, made adaptive: the expectation over the members is taken at the loss (ACW).
-
-The paper's Table 5 runs it in an l2 ball. Here projection enforces the ball and the box, as Carlini and
-Wagner describe beside their change of variables. The constant is searched separately for every input.
-"""
+"""Carlini and Wagner's attack in a ball, made adaptive: the expectation over the members is taken at the loss (ACW)."""
 
 from __future__ import annotations
 

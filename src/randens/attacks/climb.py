@@ -1,7 +1,4 @@
-"""Climbing the lattice of fooled sets: what `saddle` and `lattice` have in common.
-
-Both enlarge the set of fooled members one by one. They differ in how they search for a point that fools a target set.
-"""
+"""Enlarging the set of fooled members one by one: what `saddle` and `lattice`, which search differently, share."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ _GAMES = 12  # games per input and choice; a set that they leave undecided is tr
 
 
 class Reach(Protocol):
-    """reach(s, rows, start, target, classes): points [k, ...] that fool all of `target` [k, M], where they are found,
-    and the verdicts [k, M] there."""
+    """Points [k, ...] that fool all of `target` [k, M], where they are found, and the verdicts [k, M] there."""
 
     def __call__(
         self, s: Search, rows: Tensor, start: Tensor, target: Tensor, classes: int = 1
@@ -29,10 +25,7 @@ class Reach(Protocol):
 
 
 def climb(s: Search, reach: Reach, *, restart: int, sweep: int, patience: int, classes: int = 1) -> None:
-    """Add the members to the fooled set F one by one, in a random order; a member whose search fails is left out.
-
-    Members that `patience` searches aimed at alone, and did not fool, are passed over.
-    """
+    """Add members to the fooled set in random order; those that `patience` searches alone did not fool are left out."""
     point, fooled = s.start(restart), s.clean.clone() if restart == 0 else torch.zeros_like(s.clean)
     order = s.orders(restart)
     if restart == sweep == 0:  # members of larger probability first
@@ -52,12 +45,7 @@ def climb(s: Search, reach: Reach, *, restart: int, sweep: int, patience: int, c
 
 
 class Targets:
-    """The sets of members that are worth aiming at from the inputs themselves.
-
-    A climb ends at a set that cannot grow, which need not be the set of largest probability. The linear models at the
-    input say which heavier sets one perturbation may fool. That needs few passes, and a proof that a set is out of
-    reach rules out every set that contains the proof's members.
-    """
+    """Sets worth aiming at from the inputs, heavier than a climb's end; a proof rules out all that contain it."""
 
     def __init__(self, s: Search) -> None:
         sampled = s.probs.nonzero().flatten()

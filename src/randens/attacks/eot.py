@@ -1,7 +1,4 @@
-"""Expectation over transformation: gradients averaged over fresh draws of a random classifier at every step.
-
-Athalye et al. (2018). On an ensemble without random members the expectation is exact: every member, every step.
-"""
+"""Expectation over transformation (Athalye et al. 2018): gradients averaged over fresh draws of a random classifier."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ _FIRST = 1_000_003  # the first seed; `RandomizedModel.ensemble` uses small seed
 
 @dataclass(frozen=True)
 class DrawGradients:
-    """Logits z [D, n, C] of D draws at n points, gradients [D, n, ...] whose sum over D is the gradient of
-    the expected loss, and the draws' weights [D]."""
+    """Of D draws at n points: logits [D, n, C], gradients [D, n, ...] that sum to the expected loss's, weights [D]."""
 
     z: Tensor
     gradients: Tensor
@@ -50,10 +46,7 @@ def sources(rec: nn.Module) -> list[tuple[nn.Module, float]]:
 def draw_gradients(
     drawn: list[tuple[nn.Module, float]], x: Tensor, y: Tensor, loss: Loss, samples: int, seed: int
 ) -> DrawGradients:
-    """Gradients of `loss` at x [n, ...] with `samples` fresh draws of every random source and one pass of the others.
-
-    Every draw has its own copy of the inputs, so that one backward pass gives each draw's gradient.
-    """
+    """Gradients of `loss` with `samples` fresh draws of every random source, each on its own copy of x [n, ...]."""
     copies, outputs, weights = [], [], []
     for number, (source, weight) in enumerate(drawn):
         count = samples if isinstance(source, RandomizedModel) else 1
@@ -109,10 +102,7 @@ class EOT(Attack):
         return sum(self.samples if isinstance(m, RandomizedModel) else 1 for m, _ in sources(rec))
 
     def ends(self, rec: nn.Module, start: Tensor, y: Tensor, x: Tensor, seed: int = 0) -> list[Tensor]:
-        """The ends of ascents from `start` [n, ...] around x, per loss the last point and the mean of later ones.
-
-        They do not depend on the frozen draws.
-        """
+        """The ends of ascents from `start` [n, ...] around x: per loss, the last point and the mean of later ones."""
         drawn = sources(rec)
 
         def gradient(point: Tensor, loss: Loss, step: int) -> Tensor:

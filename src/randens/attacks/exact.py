@@ -53,10 +53,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """One input: margins m [M, C] against each class (inf for y), gradients w [M, C, d], δ in `region` (of one input).
-
-    A member is fooled once a margin is below −τ, tau [M].
-    """
+    """Margins m [M, C] (inf for y), gradients w [M, C, d], δ in `region`; a member is fooled below −tau [M]."""
 
     margins: Array
     gradients: Array
@@ -76,12 +73,7 @@ class LinearProblem:
 
 @dataclass(frozen=True)
 class Possible:
-    """Sets of members that the linear problem of one input does not exclude.
-
-    sets: bool [k, M], the maximal sets of members that are not proven safe from being fooled together.
-    options: the classes that each member may be driven to; none for a member that is safe alone. refuted: the
-    number of sets of several members that a λ refuted.
-    """
+    """Maximal `sets` [k, M] that no λ excludes, the classes open to each member, and how many sets λ refuted."""
 
     sets: NDArray[np.bool_]
     options: tuple[tuple[int, ...], ...]
@@ -208,10 +200,7 @@ def problems(rec: nn.ModuleList, x: Tensor, y: Tensor, threat: Threat) -> Iterat
 
 
 class Decisions:
-    """Which members one perturbation of an input fools together, and λ against all the others.
-
-    options: the classes that each member alone can be driven to; the others are refuted by λ = (1).
-    """
+    """Which members one perturbation fools together, or λ against it; `options` are the classes open to each alone."""
 
     def __init__(self, problem: LinearProblem) -> None:
         self.problem = problem
@@ -261,10 +250,7 @@ class Decisions:
 
 
 def _solve_linear(margins: Array, gradients: Array, problem: LinearProblem) -> tuple[Array | None, Array]:
-    """linf and l1: min t with m_i + w_i·δ ≤ s_i t; the program's multipliers are λ.
-
-    In l1, δ = a − b with a and b between 0 and the box, and Σ (a + b) ≤ ε.
-    """
+    """linf, and l1 by δ = a − b: min t with m_i + w_i·δ ≤ s_i t; the program's multipliers are λ."""
     d, radius = gradients.shape[1], problem.region.radius
     scale = np.linalg.norm(gradients, 1 if radius is None else np.inf, axis=1)
     # A constant member's margin, divided by almost nothing, would be infinite for the solver.

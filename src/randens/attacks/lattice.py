@@ -75,10 +75,7 @@ class Lattice(Attack):
         return point, verdicts
 
     def moved(self, s: Search, here: Tensor, pull: Tensor, stride: float, *, along: bool) -> Tensor:
-        """A step of this length against the gradient: the steepest one for the norm, or along the gradient itself.
-
-        In linf the steepest step moves all coordinates, even those whose sign the members disagree about.
-        """
+        """A step against the gradient: the steepest, or `along` it, where in linf members disagree about signs."""
         if s.threat.norm != "linf" or not along:
             return s.threat.step(here, -pull, stride)
         length = norms(pull.flatten(1), 2).clamp_min(1e-20) / s.x[0].numel() ** 0.5

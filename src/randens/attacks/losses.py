@@ -40,11 +40,7 @@ def mean_logit_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def expected_margin(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """Σ_i α_i max(max_{c≠y} z_c − z_y, 0⁻): Carlini and Wagner's loss, expectation at the loss.
-
-    The term of a fooled member is flat, so the gradient comes from the other members.
-    Each member's margin is divided by its spread over classes, so that confident members do not dominate.
-    """
+    """Carlini and Wagner's loss, expected: flat for fooled members, in units of each member's spread over classes."""
     spread = z.detach().std(dim=2).clamp_min(1e-12)
     return -(probs.to(z.dtype) @ (margins(z, y) / spread).clamp_min(-0.1))
 
@@ -65,10 +61,7 @@ def expected_bounded_risk(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
-    """Margin-maximizing cross-entropy: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j. z [..., n, C] → [..., n].
-
-    Both terms come from the same logits, so one forward pass serves both.
-    """
+    """Margin-maximizing cross-entropy, [..., n, C] → [..., n]: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j."""
     index = y.expand(z.shape[:-1]).unsqueeze(-1)
     wrong = z.neg().log_softmax(dim=-1)
     others = wrong.sum(dim=-1) - wrong.gather(-1, index).squeeze(-1)
@@ -93,10 +86,7 @@ def mean_logit_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
 
 
 def standardized(loss: Loss) -> Loss:
-    """`loss` of logits that are rescaled to a common spread per member and input, so that scale has no effect.
-
-    A spread of 3 keeps the softmax of ten or a hundred classes away from both saturation and flatness.
-    """
+    """`loss` of logits with spread 3 for each member and input: neither saturated nor flat, whatever their scale."""
 
     def scaled(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
         return loss(z * (3.0 / z.detach().std(dim=2, keepdim=True).clamp_min(1e-20)), y, probs)

@@ -20,10 +20,7 @@ _FOLDED = 1e-5  # of the largest logit; more means that folding changed the netw
 
 
 def fast_members(members: Sequence[nn.Module], x: Tensor) -> list[nn.Module]:
-    """Folded members where they answer a few inputs as the originals do, the originals elsewhere.
-
-    Warns of members that answer the same input differently each time.
-    """
+    """Folded members where they answer a few inputs alike, else the originals; warns of random answers."""
     sample = to_layout(x[:4])
     found, random = [], []
     for number, member in enumerate(members):

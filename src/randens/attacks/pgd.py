@@ -1,7 +1,4 @@
-"""Projected gradient ascent: FGSM, PGD and their adaptive forms on expectations over the members (Appendix B.3).
-
-Auto-PGD (Croce and Hein, 2020) is ascent with momentum whose step halves where the loss has stopped rising.
-"""
+"""Projected gradient ascent: FGSM, PGD, adaptive forms (Appendix B.3), and Auto-PGD (Croce and Hein, 2020)."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ from randens.attacks.search import Search
 def ascend(
     s: Search, loss: Loss, *, steps: int, step: float, restart: int = 0, members: Sequence[int] | None = None
 ) -> None:
-    """δ ← Π(δ + step·ε·μ_p(∇ loss)), Eq. 95; every iterate is scored.
-
-    With `members`, an input makes no further steps once each of them is known to be foolable there.
-    """
+    """δ ← Π(δ + step·ε·μ_p(∇ loss)), Eq. 95, scored at every step; of `members`, until all are known as foolable."""
     point = s.start(restart)
     for _ in range(steps):
         rows = unsolved(s, members)

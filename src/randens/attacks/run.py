@@ -41,11 +41,7 @@ def run_batches(
     progress: Progress | None = None,
     shared: bool = True,
 ) -> Iterator[tuple[NDArray[np.int64], AttackResult]]:
-    """Attack the inputs `rows` of the data batch by batch; yield each batch's rows and its result.
-
-    Under torch.distributed every process attacks one batch of each round, and all of them get all results, unless the
-    data are a process's own (`shared` False). An input's random numbers depend on the seed and its row only.
-    """
+    """Yield each batch's rows and result; processes share a round's batches, unless the data are one's own."""
     size = len(data[1]) if isinstance(data, tuple) else len(data)
     chosen = np.arange(size) if rows is None else np.asarray(rows, dtype=np.int64)
     if len(chosen) and not (

@@ -269,10 +269,7 @@ class Search:
     def gradient(
         self, rows: Tensor, points: Tensor, loss: Loss, members: Sequence[int] | None = None
     ) -> Tensor:
-        """∇ loss of the chosen members (default: all that can be sampled) at `points`, [k, ...].
-
-        The verdicts that come with the pass are recorded.
-        """
+        """∇ loss of `members` (default: all that can be sampled) at `points`, [k, ...]; verdicts are recorded."""
         chosen = self.probs.nonzero().flatten().tolist() if members is None else list(members)
         weights = (
             self.probs[chosen] if members is None else torch.full_like(self.probs[chosen], 1 / len(chosen))

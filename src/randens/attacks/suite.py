@@ -123,9 +123,6 @@ class Suite(Attack):
 
 
 def _all_resisted(s: Search) -> torch.Tensor:
-    """Bool [n]: every member that the best point does not fool resisted all searches for it alone.
-
-    Searches whose gradients were zero or NaN tell nothing.
-    """
+    """Bool [n]: every member that the best point does not fool resisted all searches for it, with usable gradients."""
     alone = (s.resisted >= _RESISTED) & ~s.foolable
     return (alone | s.best | (s.probs == 0)).all(dim=1) & ~s.blind

@@ -100,10 +100,7 @@ class Case:
     def show(
         self, result: Result, output: Path | None, as_json: bool, extra: Mapping[str, Any] | None = None
     ) -> None:
-        """Print a result and write it: to `output`, as its ending says, or into the run folder.
-
-        `extra` is added to the document.
-        """
+        """Print a result and write it, with `extra`: to `output`, as its ending says, or into the run folder."""
         from randens.core.files import write_atomic, write_json
 
         document = {**result.to_json(), **(extra or {})}

@@ -72,10 +72,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code.
-
-    0 done, 1 a check failed or an unforeseen error, 2 bad input, 130 interrupted (SIGINT), 143 terminated (SIGTERM).
-    """
+    """Run one command and return its exit code, 0 to 2, or 130 (SIGINT) and 143 (SIGTERM)."""
     words = list(arguments)
     for stream in (sys.stdout, sys.stderr):
         # A name from elsewhere may hold what the terminal cannot show; printing it must not fail.
@@ -178,10 +175,7 @@ def _root(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Yield the list of received signals in order; SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
-
-    Commands with their own way of stopping replace the handlers while they run.
-    """
+    """Yield the signals received so far; SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`."""
     received: list[int] = []
 
     def handler(number: int, _: FrameType | None) -> None:

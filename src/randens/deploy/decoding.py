@@ -1,8 +1,4 @@
-"""Decode request bodies into inputs: JSON, .npy and pictures. What cannot be decoded is refused with a reason.
-
-Sizes in a header are compared with the limits and with the bytes received before memory is allocated. Nothing is
-unpickled. Values are checked later, by `Predictor.check`.
-"""
+"""Decode request bodies: JSON, .npy and pictures. Sizes are compared with limits before memory is allocated."""
 
 from __future__ import annotations
 

@@ -282,10 +282,7 @@ async def _problem(_: Request, error: Exception) -> JSONResponse:
 
 
 def serve(app: FastAPI, host: str, port: int, started: Callable[[], None]) -> int:
-    """Answer requests until SIGINT or SIGTERM; then finish what was begun and return the signal.
-
-    `started` is called when connections are accepted.
-    """
+    """Answer until SIGINT or SIGTERM, finish what was begun, return the signal; `started` is called when ready."""
     return asyncio.run(_serve(app, host, port, started))
 
 

@@ -55,11 +55,7 @@ class Mixture(nn.Module):
 
 
 class View(nn.Module):
-    """What a foreign attack receives: a classifier of images in the box 0..1, logits [k, C].
-
-    Inputs of another box are scaled, and vectors become images [d, 1, 1], because some packages take nothing else.
-    The model is hidden from `parameters`, `train`, `zero_grad` and `to`. Every pass is counted in the search's cost.
-    """
+    """What foreign attacks receive: a classifier of images in the box 0..1; passes are counted, weights hidden."""
 
     def __init__(self, s: Search, model: nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""The paper's networks and the small ones for quick work, as plain bodies that map inputs [n, ...] to logits.
-
-`width` is the number of channels or units of the first layer, with which all others scale. `Classifier` normalizes.
-"""
+"""The paper's networks and small ones, as plain bodies that map inputs to logits; all sizes scale with `width`."""
 
 from __future__ import annotations
 
@@ -48,11 +45,7 @@ class _Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Residual network for small images: a 3×3 stem without pooling, then stages of basic blocks.
-
-    ResNet-20 (and 8) has three stages from 16 channels with parameter-free shortcuts (option A); ResNet-18 has four
-    from 64 with 1×1 projections (option B).
-    """
+    """For small images: a 3×3 stem, no pooling; shortcuts without parameters (ResNet-20) or 1×1 `projections`."""
 
     def __init__(
         self, shape: Sequence[int], classes: int, width: int, blocks: Sequence[int], projections: bool
@@ -83,10 +76,7 @@ class ResNet(nn.Module):
 
 
 class MobileNetV1(nn.Module):
-    """MobileNetV1 (Howard et al. 2017) for 32×32 images: thirteen depthwise-separable blocks.
-
-    The stem and the fourth block keep the resolution, the form whose cost is the paper's 312 MFLOPs.
-    """
+    """MobileNetV1 (Howard et al. 2017) for 32×32 images, with the strides that make the paper's 312 MFLOPs."""
 
     MULTIPLES = (2, 4, 4, 8, 8, 16, 16, 16, 16, 16, 16, 32, 32)
     STRIDED = (1, 5, 11)

@@ -1,8 +1,4 @@
-"""Adapt classifiers: extract logits from their outputs and normalize their inputs.
-
-A member takes inputs in the threat's units, for example images in [0, 1], and gives logits [n, classes]. Most
-classifiers differ from that in two ways only: they wrap the logits in another object, and they need normalized inputs.
-"""
+"""Members from classifiers: extract logits from what they return, and normalize their inputs."""
 
 from __future__ import annotations
 

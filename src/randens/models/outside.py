@@ -134,10 +134,7 @@ def torchscript(path: str | os.PathLike[str]) -> nn.Module:
 
 
 class OnnxMember(nn.Module):
-    """An ONNX classifier run by ONNX Runtime on the CPU. Its logits have no gradients, which attacks flag.
-
-    sha256: of its file, by which a witness store knows it.
-    """
+    """An ONNX classifier run on the CPU, without gradients, which attacks flag; witness stores know it by `sha256`."""
 
     def __init__(self, session: Any, file: Path, sha256: str = "") -> None:
         super().__init__()

@@ -64,11 +64,7 @@ class Ceiling(Plain):
 def close_pairs(
     x: NDArray[np.float32], y: NDArray[np.int64], norm: str, distance: float
 ) -> NDArray[np.int64]:
-    """Pairs [k, 2] of rows of x [n, d] with different labels and at most this distance, i < j.
-
-    Means over groups of coordinates never differ by more (up to a factor of the norm), so a tree over few of them
-    leaves few pairs to compare.
-    """
+    """Pairs [k, 2], i < j, of rows of x [n, d] with different labels and at most this distance."""
     p = _EXPONENT[norm]
     d = x.shape[1]
     first = np.unique(np.linspace(0, d, min(d, _GROUPS), endpoint=False).astype(np.int64))

@@ -136,10 +136,7 @@ class CutProgram:
         self.tilt: NDArray[np.float64] = np.zeros(members)
 
     def lowest(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """A vertex [M] of the minimizers of max_c g_c·α + tilt·α over the simplex, and the cuts' multipliers λ [c].
-
-        λ ≥ 0, Σ λ = 1, and without a tilt no α is below min_i (Σ_c λ_c g_c)_i.
-        """
+        """A vertex [M] of the minimizers of max_c g_c·α + tilt·α over the simplex, and the cuts' multipliers λ [c]."""
         count, members = self.cuts.shape
         found = optimize.linprog(
             np.append(self.tilt, 1.0),
@@ -166,10 +163,7 @@ def tidy(probs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Minimum:
-    """A convex function's minimum over the simplex, with the multipliers λ [c] of the cuts at `points`.
-
-    lower_bound: min_i (Σ_c λ_c g_c)_i, which no α can have a value below.
-    """
+    """A minimum over the simplex; multipliers λ of the cuts at `points` prove lower_bound = min_i (Σ_c λ_c g_c)_i."""
 
     probs: NDArray[np.float64]
     value: float
@@ -240,11 +234,7 @@ def exact_sampling(
 def _preferred(
     profile: RiskProfile, program: CutProgram, best: NDArray[np.float64], cost: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The minimizer of η with the lowest cost·α, a vertex; `best` is one of the minimizers.
-
-    They are found as the minimizers of η plus a small multiple of the cost, because a solver's tolerances do not
-    respect them as constraints.
-    """
+    """The minimizer of η with the lowest cost·α, a vertex: that of η plus a small multiple of the cost."""
     for factor in _TILTS if cost.any() else (0.0,):
         program.tilt = factor * cost
         while True:
@@ -297,10 +287,7 @@ def _reweighted(
 
 
 def project_simplex(vector: ArrayLike) -> NDArray[np.float64]:
-    """The point of the simplex nearest to `vector` [M] in the Euclidean norm, Π_Δ of Algorithm 1, line 15.
-
-    The projection is max(v − θ, 0), and θ follows from sorting v once.
-    """
+    """The point max(v − θ, 0) of the simplex nearest to `vector` [M]: Π_Δ of Algorithm 1, line 15."""
     v = as_vector("vector", vector)
     if not np.isfinite(v).all():
         raise InputError(f"vector is {v!r:.60}; only finite values can be projected")

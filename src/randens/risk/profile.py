@@ -192,19 +192,12 @@ class RiskProfile:
         return segment_argmax(weigh(self.masks, as_probs(probs, self.members)), self.starts)
 
     def subgradient(self, probs: ArrayLike) -> NDArray[np.float64]:
-        """g = Σ_k p_k u_k with u_k the most damaging set at α: η(β) ≥ g·β for all β, and η(α) = g·α.
-
-        This is what line 12 of Algorithm 1 computes.
-        """
+        """g = Σ_k p_k u_k (Algorithm 1, line 12), u_k the worst set at α: η(β) ≥ g·β for all β, and η(α) = g·α."""
         chosen = unpack(self.masks[self.best_rows(probs)], self.members)
         return np.asarray(self.weights @ chosen, dtype=np.float64)
 
     def gain(self, probs: ArrayLike) -> float:
-        """Σ_i α_i η_i − η(α) ≥ 0: how much a secret draw lowers the risk, compared with an announced one.
-
-        The mean *matching penny gap* of Gnecco-Heredia, Chevaleyre, Negrevergne, Meunier and Pydi (On the Role of
-        Randomization in Adversarially Robust Classification, NeurIPS 2023).
-        """
+        """Σ_i α_i η_i − η(α) ≥ 0, the gain of a secret draw: the mean matching penny gap (Gnecco-Heredia 2023)."""
         alpha = as_probs(probs, self.members)
         return max(0.0, float(alpha @ self.member_risks) - self.risk(alpha))
 

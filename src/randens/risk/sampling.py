@@ -1,6 +1,4 @@
-"""Choose the sampling probabilities of a profile, or of an ensemble while attacks extend its profile; say what each
-member is worth.
-"""
+"""Choose the sampling probabilities of a profile, or of an ensemble under attack, and say what each member is worth."""
 
 from __future__ import annotations
 

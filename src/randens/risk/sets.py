@@ -1,8 +1,4 @@
-"""Arrays of the theory: sets of fooled members as bit masks, and checks of probabilities and risks.
-
-Bit i of a mask is u_i, so member 0 is the lowest bit. Masks let millions of witnesses be compared, grouped and weighed
-without a Python loop over inputs.
-"""
+"""Arrays of the theory: sets of fooled members as masks, bit i for member i, and checks of probabilities and risks."""
 
 from __future__ import annotations
 
@@ -62,11 +58,7 @@ def segment_argmax(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[n
 
 
 def maximal_rows(points: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Rows of the sets that no other set of their point contains, ascending; of equal sets the first, never an empty.
-
-    bits [k, W] are the sets, eight members to a byte. Every round takes the largest remaining set of each point, which
-    no remaining set can contain, and removes its subsets.
-    """
+    """Rows, ascending, of the sets [k, W] (eight members a byte) that no other of their point contains; never empty."""
     sizes = _BYTE_BITS.sum(axis=1)[bits].sum(axis=1)
     order = np.lexsort((-sizes, points))
     order = order[sizes[order] > 0]
@@ -81,10 +73,7 @@ def maximal_rows(points: NDArray[np.int64], bits: NDArray[np.uint8]) -> NDArray[
 
 
 def maximal(points: NDArray[np.int64], masks: Masks, n: int) -> tuple[NDArray[np.int64], Masks]:
-    """Per point, the sets that no other set of that point contains, sorted by point, then by mask.
-
-    A point without sets gets the empty one.
-    """
+    """Per point, the sets that no other contains, sorted by point and mask; without any, the empty one."""
     octets = np.ascontiguousarray(masks, dtype="<u8").view(np.uint8).reshape(-1, 8)
     rows = maximal_rows(points, octets)
     left_out = np.setdiff1d(np.arange(n, dtype=np.int64), points[rows])
@@ -97,11 +86,7 @@ def maximal(points: NDArray[np.int64], masks: Masks, n: int) -> tuple[NDArray[np
 def group(
     points: NDArray[np.int64], masks: Masks, weights: NDArray[np.float64]
 ) -> tuple[Masks, NDArray[np.int64], NDArray[np.float64]]:
-    """Merge points with identical sets: masks, segment starts [K+1] and summed weights [K].
-
-    `points` is sorted and covers every point, `masks` is sorted within each point. The result is in a
-    canonical order (by number of sets, then by the sets), so equal profiles have equal arrays.
-    """
+    """Merge points with identical sets, sorted: masks, segment starts [K+1], summed weights [K], in canonical order."""
     n = len(weights)
     lengths = np.bincount(points, minlength=n)
     firsts = np.concatenate([[0], np.cumsum(lengths)[:-1]])

@@ -266,10 +266,7 @@ def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
 
 
 def tight_profile(member_risks: ArrayLike) -> RiskProfile:
-    """The construction that makes Theorem 3 tight: η = h, so the floor is reached.
-
-    The inputs at which members fail are nested, T_1 ⊆ T_2 ⊆ …, and every perturbation fools just one of them.
-    """
+    """The construction that makes Theorem 3 tight, η = h: nested inputs, and every perturbation fools one member."""
     risks = as_risks("member_risks", member_risks)
     order = np.argsort(risks, kind="stable")
     sets = [np.eye(len(risks))[order[i:]] for i in range(len(risks) + 1)]

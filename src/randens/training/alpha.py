@@ -1,7 +1,4 @@
-"""The rule for α: its start, when and how it changes during the training of a member, and its final value.
-
-Also the attacks on held-out data by which α is chosen and checkpoints are compared.
-"""
+"""The rule for α: its start, when and how it changes in training, its final value; the attacks to choose by."""
 
 from __future__ import annotations
 
@@ -81,10 +78,7 @@ class AlphaRule:
         return self.method.reweighs and members > 1 and due(self.part, members, done, epochs)
 
     def reweighed(self, rec: RandomizedEnsemble, rate: float) -> Validated:
-        """Choose α for the current members, with the floor of the member in training (Algorithm 2, line 12).
-
-        The released rule steps by ten times the learning rate `rate`.
-        """
+        """Choose α with the floor of the member in training (Algorithm 2, line 12); "released" steps by 10·`rate`."""
         part = self.part
         if part.rule == "released":
             part = part.model_copy(update={"step": 10 * rate})
@@ -206,9 +200,7 @@ def osp(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: Sam
 
 
 def _sweep(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack) -> Validated:
-    """Try the first member's probability on a grid, with equal probabilities for the others. Each α is
-    evaluated by the attack at that α alone, as in work before the paper.
-    """
+    """The first member's probability on a grid, equal ones for the others, as in work before the paper."""
     tried = []
     for share in np.linspace(0.1, 1.0, 10):
         probs = np.full(len(rec.members), (1 - share) / (len(rec.members) - 1))

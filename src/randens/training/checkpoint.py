@@ -63,9 +63,7 @@ class EarlyStopping(_Record):
     overfit: int = 0
 
     def seen(self, robust: float, training: float, collapse: float) -> None:
-        """Update after a validation: a failure is an accuracy `robust` below collapse × best by more than noise, while
-        `training`, that on the training adversary's examples, has not dropped.
-        """
+        """Count a validation as failed if `robust` fell below collapse × best while training accuracy did not drop."""
         if robust >= self.best:
             self.best, self.training, self.overfit = robust, training, 0
             return
@@ -105,10 +103,7 @@ class Position(_Record):
 
 @dataclass
 class Stage:
-    """A stage in progress. `before` is the number of members finished earlier, `trained` are the members in
-    training, `averaged` are the members that are validated and kept: their moving averages, or the same
-    members. `batches` make one of `epochs`; `losses` [members], `correct` and `images` are sums over the epoch so far.
-    """
+    """Members in training after `before` finished ones; `averaged` are validated and kept; sums are the epoch's."""
 
     number: int
     before: int
@@ -167,10 +162,7 @@ def pack(
 
 
 def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord) -> None:
-    """Bring a stage that was just begun to the checkpoint's position.
-
-    If the number of batches per epoch has changed (another recipe), the epoch starts again.
-    """
+    """Bring a stage just begun to the checkpoint; with another number of batches per epoch, the epoch starts again."""
     for index, (trained, averaged) in enumerate(zip(stage.trained, stage.averaged, strict=True)):
         trained.load_state_dict(part(tensors, f"trained.{index}"))
         if averaged is not trained:
@@ -204,10 +196,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], position: Position) -> Pat
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], Position, list[str]] | None:
-    """The newest undamaged file, and one sentence for each damaged one; None for a folder without files.
-
-    A folder in which every file is damaged is an error, because a new start would silently discard work.
-    """
+    """The newest undamaged file and what is wrong with others, None without files; if all are damaged, an error."""
     faults: list[str] = []
     files = _files(folder)
     for path in files:

@@ -45,9 +45,7 @@ class Diverged(ModelError):
 
 @dataclass(frozen=True)
 class Session:
-    """Where a run is written, by which processes, and what reports on it. `stop` is called after every step; `work`
-    holds the planned passes per image of every stage.
-    """
+    """Where a run is written, by which processes, and what reports on it; `work` are the stages' planned passes."""
 
     run: Run
     processes: Workers
@@ -227,10 +225,7 @@ class Engine:
             self._log("step", stage, step=stage.step + 1, lr=rate, loss=means[:-1], accuracy=means[-1])
 
     def _validate(self, stage: Stage, begun: float) -> None:
-        """End an epoch: update α, validate under attack, keep the best checkpoint, check for early stopping.
-
-        Witnesses from a search for α are not used: they would make epochs with a new α look worse than the others.
-        """
+        """End an epoch: update α, validate by a fresh attack, keep the best checkpoint, check for early stopping."""
         done, every = stage.epoch + 1, self.recipe.validation.every
         means, accuracy = stage.losses / stage.images, stage.correct / stage.images
         stage.probs = self.alpha.descended(stage.probs, means)

@@ -121,9 +121,7 @@ class AttackedMembers:
 
 @dataclass(frozen=True)
 class Start:
-    """A batch, the starting points, a seed for later random choices, the place of this rank's part in the whole batch
-    (first image, images in all), and what to call with passes that no plan foresees.
-    """
+    """A batch and its starting points; `place` is (first image, images in all), `count` hears of passes not planned."""
 
     x: Tensor
     y: Tensor
@@ -224,11 +222,7 @@ def optimizer(members: Sequence[nn.Module], part: OptimizerPart) -> torch.optim.
 
 
 def learning_rate(part: SchedulePart, base: float, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """The rate of step number `step` (0 is the first) out of epochs × steps_per_epoch.
-
-    cyclic: from 0 up to `base` over the share `peak` of all steps, then down to 0; both ends are left out, so
-    no step has a rate of 0.
-    """
+    """The rate of step number `step`, from 0; cyclic: up from 0 to `base` for the share `peak`, then down to 0."""
     if part.name == "constant":
         return base
     if part.name == "steps":
@@ -243,10 +237,7 @@ def learning_rate(part: SchedulePart, base: float, step: int, steps_per_epoch: i
 
 @torch.no_grad()
 def average(target: nn.Module, source: nn.Module, decay: float, step: int) -> None:
-    """target ← d·target + (1 − d)·source for weights and BatchNorm statistics: curbs robust overfitting.
-
-    d = min(decay, (1 + step)/(10 + step)): in early steps the average forgets its random start quickly.
-    """
+    """target ← d·target + (1 − d)·source, with d = min(decay, (1 + step)/(10 + step)) to forget the random start."""
     rate = 1.0 - min(decay, (1 + step) / (10 + step))
     old = target.state_dict()
     new = source.state_dict()

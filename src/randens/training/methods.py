@@ -47,9 +47,7 @@ class StageMembers:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch for the members in training: adversarial inputs of each, the function that runs each, and the place
-    of this rank's part, (first image, images in all).
-    """
+    """A batch for the members in training, adversarial inputs of each, how to run each, and this rank's `place`."""
 
     x: Tensor
     y: Tensor
@@ -152,8 +150,7 @@ class Joint(_OnTheMixture):
 
 
 class BAT(Method):
-    """Boosted adversarial training (Pinot et al.): later members are trained only on f_1's adversarial
-    examples. They are as fragile as naturally trained networks, which weak attacks do not show."""
+    """Pinot et al.: later members see f_1's adversarial examples only, and are as fragile as naturally trained ones."""
 
     name = "bat"
     sweeps = True
@@ -183,9 +180,7 @@ class Bounded(Method):
         return [members]
 
     def common(self, place: tuple[int, int], images: int) -> int:
-        """How many images at the start of this part are attacked for all members at once: those of the first share
-        of the whole batch, so that the number of ranks does not matter.
-        """
+        """How many images of this part are attacked for all members at once: a share of the whole batch's first."""
         first, total = place
         return min(max(round((self.weight or 0.0) * total) - first, 0), images)
 

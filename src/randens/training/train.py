@@ -150,9 +150,7 @@ def train(
 
 
 def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> Plan:
-    """Count what a recipe will do; `images` and `held` are the numbers of training and validation images, those of
-    the named data set by default. Members from earlier runs cost nothing.
-    """
+    """Count what a recipe will do with `images` to train on and `held` out; default: those of its named data set."""
     if images is None or held is None:
         sizes = datasets.entry(recipe.data.name).sizes
         images, held = sizes["train"], sizes["validation"]
@@ -189,9 +187,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(source: str | os.PathLike[str]) -> Path:
-    """The file of a recipe: `source` itself, or the recipe of this name ("digits-mlp-barre", with its folder if two
-    folders have it) or path in a clone ("recipes/cpu/digits-mlp-barre.toml") that comes with randens.
-    """
+    """The file of a recipe: `source` itself, or a shipped one by name ("digits-mlp-barre") or path in a clone."""
     path = Path(source)
     if path.exists():
         return path
@@ -218,9 +214,7 @@ def load_recipe(path: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
 
 
 def _data(recipe: Recipe, data: tuple[Any, Any] | None) -> Pair:
-    """Training and validation data: given, a named data set, or a folder, of which a tenth is held out if it has no
-    validation part.
-    """
+    """Training and validation data: given, named, or a folder, of which a tenth is held out if it has no such part."""
     part = recipe.data
     if data is not None:
         pair = datasets.as_data(data[0], split="train"), datasets.as_data(data[1], split="validation")
@@ -257,9 +251,7 @@ def _check(recipe: Recipe, data: Pair, processes: int) -> None:
 
 
 def _members(recipe: Recipe, data: Data) -> Callable[[int], models.Classifier]:
-    """A function that makes member number i with weights of its own seed; called once, to refuse a network that
-    cannot be made.
-    """
+    """A function that makes member i by its own seed; called once, to refuse a network that cannot be made."""
     part = recipe.model
     mean, std = data.mean_std() if part.normalize else (None, None)
     arguments: dict[str, Any] = {"input_shape": data.shape, "mean": mean, "std": std}
