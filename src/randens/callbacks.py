@@ -1,4 +1,4 @@
-"""Callbacks of training and evaluation, and one for TensorBoard. docs/how-to/train.md has one for other trackers."""
+"""Callbacks of training, and one for TensorBoard. docs/how-to/train.md has one for other trackers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from randens.core.errors import InputError
-from randens.core.progress import Progress, silent
 
 __all__ = ["Callback", "TensorBoardTracker"]
 
@@ -16,7 +15,7 @@ Values = Mapping[str, float]
 
 @runtime_checkable
 class Callback(Protocol):
-    """What is called; `task` names what is running: "member-1", "training", "evaluation".
+    """What is called; `task` names what is running: "member-1", "training".
 
     Examples
     --------
@@ -30,7 +29,7 @@ class Callback(Protocol):
         """Called after epoch `number` (from 1) of training with losses and accuracies."""
 
     def batch(self, task: str, done: float, total: float, values: Values) -> None:
-        """Called after a batch of training, or some inputs of an evaluation, with the progress."""
+        """Called after a batch with the progress of the epoch."""
 
     def finished(self, task: str, values: Values) -> None:
         """Called at the end with the final numbers."""
@@ -65,16 +64,3 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     for each in callbacks:
         if isinstance(each, type) or not isinstance(each, Callback):
             raise InputError(f"callbacks holds {each!r}; each needs epoch, batch and finished")
-
-
-def as_progress(callbacks: Sequence[Callback], progress: Progress | None = None) -> Progress:
-    """A progress function that calls `progress` and then every callback's `batch`."""
-    tell = progress or silent
-    check_callbacks(callbacks)
-
-    def both(task: str, done: float, total: float) -> None:
-        tell(task, done, total)
-        for callback in callbacks:
-            callback.batch(task, done, total, {})
-
-    return both if callbacks else tell

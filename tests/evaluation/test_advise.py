@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks.planted import linear
-from tests.evaluation.evaluated import evaluate
-from tests.evaluation.planted import THREAT, exact, on_a_line
+from tests.evaluation.planted import exact, on_a_line
 
 from randens import RandomizedEnsemble, Threat, advise, attacks
 from randens.core.errors import InputError
@@ -106,19 +105,3 @@ def test_attempts_decide_and_are_counted() -> None:
     for bad in (0, -1, 1.5):
         with pytest.raises(InputError, match="attempts"):
             advise(rec, data, attack, attempts=bad)
-
-
-def test_the_best_threshold_vote_is_at_least_as_robust_as_sampling() -> None:
-    """With two classes, for every α; and averaged over all thresholds it answers as sampling does."""
-    rec, x, _ = on_a_line([(1, 0.6), (-1, 0.4), (1, 0.5)], [0.1, 0.35, 0.5, 0.55, 0.62, 0.8], [0.5, 0.2, 0.3])
-    votes = [rec.threshold_vote(t) for t in np.linspace(0, 0.999, 200)]
-    for label in (0, 1):
-        y = torch.full((6,), label)
-        result = evaluate(rec, (x, y), attacks.create("saddle", THREAT))
-        worst = torch.from_numpy(result.x_adv)
-        assert max(float((vote(worst).argmax(1) == y).double().mean()) for vote in votes) >= result.robust
-    mean = np.mean([(vote(x).argmax(1) == 1).double().mean() for vote in votes])
-    share = (rec.verdicts(x) == 1).double() @ rec.probs
-    assert mean == pytest.approx(float(share.mean()), abs=0.01)
-    with pytest.raises(InputError, match="threshold is 1"):
-        rec.threshold_vote(1)

@@ -18,7 +18,7 @@ from randens.training import alpha as alpha_module
 from randens.training import engine as engine_module
 from randens.training import load_recipe, train
 from randens.training.alpha import Validated, attacks_per_choice, due, osp
-from randens.training.losses import AttackedMembers, Start, adversary, objective
+from randens.training.losses import OBJECTIVES, AttackedMembers, Start, adversary
 from randens.training.recipe import AdversaryPart, SamplingPart
 from randens.witness import WitnessPool
 
@@ -191,15 +191,15 @@ def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
         return torch.nn.functional.cross_entropy(logits, y, reduction="none") + wrong
 
     mixture = (alpha.reshape(3, 1, 1) * z.softmax(dim=2)).sum(dim=0).log()
-    torch.testing.assert_close(objective("mce", "softmax", z, y, alpha), by_hand(mixture))
+    torch.testing.assert_close(OBJECTIVES["mce", "softmax"](z, y, alpha), by_hand(mixture))
     mean = (alpha.reshape(3, 1, 1) * z).sum(dim=0)
-    torch.testing.assert_close(objective("mce", "logits", z, y, alpha), by_hand(mean))
+    torch.testing.assert_close(OBJECTIVES["mce", "logits"](z, y, alpha), by_hand(mean))
     torch.testing.assert_close(
-        objective("mce", "loss", z, y, alpha),
+        OBJECTIVES["mce", "loss"](z, y, alpha),
         sum(a * by_hand(member) for a, member in zip(alpha, z, strict=True)),
     )
     # One member: every level is the same.
-    torch.testing.assert_close(objective("mce", "softmax", z[:1], y, torch.ones(1)), by_hand(z[0]))
+    torch.testing.assert_close(OBJECTIVES["mce", "softmax"](z[:1], y, torch.ones(1)), by_hand(z[0]))
     made = adversary(AdversaryPart(loss="mce", start=0.5), Threat("linf", 0.1), "softmax")
     assert (made.loss, made.radius, made.level) == ("mce", 0.5, "softmax")
     members, x = [torch.nn.Linear(4, 4) for _ in range(3)], torch.rand(5, 4, generator=generator)
@@ -208,7 +208,7 @@ def test_the_training_attack_climbs_mce_where_it_is_told_to() -> None:
     crafted = made.craft(AttackedMembers.of(members, alpha), Start(x, y, point))
     with torch.no_grad():
         before, after = (
-            objective("mce", "softmax", torch.stack([m(inputs) for m in members]), y, alpha)
+            OBJECTIVES["mce", "softmax"](torch.stack([m(inputs) for m in members]), y, alpha)
             for inputs in (x, crafted)
         )
     assert bool((after > before).all())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from randens import Threat, models
 from randens.ensemble import frozen
-from randens.training.losses import Adversary, AttackedMembers, Start, adversary, divergence, objective
+from randens.training.losses import OBJECTIVES, Adversary, AttackedMembers, Start, adversary, divergence
 from randens.training.recipe import AdversaryPart
 
 LINF, L2 = Threat("linf", 0.1), Threat("l2", 0.5)
@@ -35,7 +35,7 @@ def test_pgd_stays_in_the_ball_and_climbs_its_own_level(threat: Threat, level: s
     assert bool(threat.contains(x_adv, x).all())
     with torch.no_grad():
         before, after = (
-            objective("cross-entropy", level, torch.stack([m(points) for m in members]), y, HALVES)
+            OBJECTIVES["cross-entropy", level](torch.stack([m(points) for m in members]), y, HALVES)
             for points in (x, x_adv)
         )
     assert bool((after > before).float().mean() > 0.95)

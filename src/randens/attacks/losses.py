@@ -16,12 +16,25 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+def of_label(values: Tensor, y: Tensor) -> Tensor:
+    """The entry [..., n] of every input's label in values [..., n, C]."""
+    return values.gather(-1, y.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
 def margins(z: Tensor, y: Tensor) -> Tensor:
-    """z_y − max_{c≠y} z_c, [M, n]: negative where the member is fooled."""
-    index = y.expand(z.shape[0], -1).unsqueeze(2)
-    right = z.gather(2, index).squeeze(2)
-    others = z.scatter(2, index, -torch.inf)
-    return right - others.amax(dim=2)
+    """z_y − max_{c≠y} z_c, [..., n]: negative where the member is fooled."""
+    others = z.scatter(-1, y.expand(z.shape[:-1]).unsqueeze(-1), -torch.inf)
+    return of_label(z, y) - others.amax(dim=-1)
+
+
+def cross_entropies(z: Tensor, y: Tensor) -> Tensor:
+    """CE(z, y), z [..., n, C] → [..., n]."""
+    return -of_label(z.log_softmax(dim=-1), y)
+
+
+def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
+    """σ(−margin), [..., n]: between 0 and 1 like the error, so that no input costs more than 1."""
+    return torch.sigmoid(-margins(z, y))
 
 
 def expected_cross_entropy(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
@@ -57,16 +70,14 @@ def toward(target: Tensor) -> Loss:
 
 def expected_bounded_risk(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
     """Σ_i α_i σ(−margin_i): a smooth form of the ensemble's risk itself, at most 1 per input."""
-    return probs.to(z.dtype) @ torch.sigmoid(-margins(z, y))
+    return probs.to(z.dtype) @ bounded_risk(z, y)
 
 
 def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
     """Margin-maximizing cross-entropy, [..., n, C] → [..., n]: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j."""
-    index = y.expand(z.shape[:-1]).unsqueeze(-1)
     wrong = z.neg().log_softmax(dim=-1)
-    others = wrong.sum(dim=-1) - wrong.gather(-1, index).squeeze(-1)
-    right = z.log_softmax(dim=-1).gather(-1, index).squeeze(-1)
-    return -right - weight / (z.shape[-1] - 1) * others
+    others = wrong.sum(dim=-1) - of_label(wrong, y)
+    return cross_entropies(z, y) - weight / (z.shape[-1] - 1) * others
 
 
 def expected_mce(z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
@@ -92,11 +103,6 @@ def standardized(loss: Loss) -> Loss:
         return loss(z * (3.0 / z.detach().std(dim=2, keepdim=True).clamp_min(1e-20)), y, probs)
 
     return scaled
-
-
-def cross_entropies(z: Tensor, y: Tensor) -> Tensor:
-    """CE(z_i, y) of every member, [M, n]."""
-    return -z.log_softmax(dim=2).gather(2, y.expand(z.shape[0], -1).unsqueeze(2)).squeeze(2)
 
 
 LOSSES: dict[str, Loss] = {

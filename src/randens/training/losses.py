@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from randens import attacks
+from randens.attacks import losses as attack_losses
+from randens.attacks.losses import cross_entropies, mce
 from randens.ensemble import RandomizedEnsemble
 from randens.threat import Threat
 from randens.training.recipe import AdversaryPart, LossPart, OptimizerPart, SchedulePart
@@ -27,46 +29,22 @@ TrainingLoss = Callable[[Forward, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]
 """``loss(forward, x, x_adv, y)``: the loss per image [n], and the logits at x_adv [n, C]."""
 
 
-def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
-    """CE(z, y): z [..., n, C] → [..., n]."""
-    return -_at(z.log_softmax(dim=-1), y)
-
-
-def mce(z: Tensor, y: Tensor, weight: float = 1.0) -> Tensor:
-    """Margin-maximizing cross-entropy: CE(z, y) + w/(C−1) Σ_{j≠y} −log softmax(−z)_j. z [..., n, C] → [..., n].
-
-    Both terms come from the same logits, so one forward pass serves both.
-    """
-    wrong = z.neg().log_softmax(dim=-1)
-    others = wrong.sum(dim=-1) - _at(wrong, y)
-    return cross_entropy(z, y) - weight / (z.shape[-1] - 1) * others
-
-
-def bounded_risk(z: Tensor, y: Tensor) -> Tensor:
-    """σ(−m) of the margin m = z_y − max_{c≠y} z_c: between 0 and 1 like the error, so no input costs more than 1."""
-    others = z.scatter(-1, y.expand(z.shape[:-1]).unsqueeze(-1), -torch.inf)
-    return torch.sigmoid(-(_at(z, y) - others.amax(dim=-1)))
-
-
 def divergence(log_probs: Tensor, z: Tensor) -> Tensor:
     """KL(exp(log_probs) ‖ softmax(z)) over the last dimension."""
     return (log_probs.exp() * (log_probs - z.log_softmax(dim=-1))).sum(dim=-1)
 
 
-def objective(name: str, level: str, z: Tensor, y: Tensor, probs: Tensor) -> Tensor:
-    """What the training adversary maximizes, [n]: the loss `name` with the expectation over α at `level`.
-
-    "loss" is Σ α_i ℓ(z_i), "softmax" ℓ(log Σ α_i softmax(z_i)), "logits" ℓ(Σ α_i z_i), and "bounded" the smooth risk
-    Σ α_i σ(−margin_i), which is its own loss.
-    """
-    alpha = probs.to(z.dtype)
-    if level == "bounded":
-        return alpha @ bounded_risk(z, y)
-    if level == "softmax":
-        mixture = torch.logsumexp(z.log_softmax(dim=-1) + alpha.log().reshape(-1, 1, 1), dim=0)
-        return mce(mixture, y) if name == "mce" else -_at(mixture, y)
-    loss = mce if name == "mce" else cross_entropy
-    return loss(torch.einsum("m,mnc->nc", alpha, z), y) if level == "logits" else alpha @ loss(z, y)
+OBJECTIVES: dict[tuple[str, str], attack_losses.Loss] = {
+    ("cross-entropy", "loss"): attack_losses.expected_cross_entropy,
+    ("cross-entropy", "softmax"): attack_losses.mixture_cross_entropy,
+    ("cross-entropy", "logits"): attack_losses.mean_logit_cross_entropy,
+    ("cross-entropy", "bounded"): attack_losses.expected_bounded_risk,
+    ("mce", "loss"): attack_losses.expected_mce,
+    ("mce", "softmax"): attack_losses.mixture_mce,
+    ("mce", "logits"): attack_losses.mean_logit_mce,
+    ("mce", "bounded"): attack_losses.expected_bounded_risk,
+}
+"""What the training adversary maximizes, by its loss and the level at which the expectation over α is taken."""
 
 
 def training_loss(part: LossPart) -> TrainingLoss:
@@ -75,12 +53,12 @@ def training_loss(part: LossPart) -> TrainingLoss:
     def trades(forward: Forward, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         z, z_adv = forward(x), forward(x_adv)
         weight = 6.0 if part.weight is None else part.weight
-        return cross_entropy(z, y) + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
+        return cross_entropies(z, y) + weight * divergence(z.log_softmax(dim=-1), z_adv), z_adv
 
     def adversarial(forward: Forward, _: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         z = forward(x_adv)
         if part.name == "cross-entropy":
-            return cross_entropy(z, y), z
+            return cross_entropies(z, y), z
         return mce(z, y, 1.0 if part.weight is None else part.weight), z
 
     return trades if part.name == "trades" else adversarial
@@ -196,7 +174,7 @@ class Adversary:
             with torch.no_grad():
                 clean = attacked.logits(start.x).log_softmax(dim=-1)
             return lambda z: attacked.probs.to(z.dtype) @ divergence(clean, z)
-        return lambda z: objective(self.loss, self.level, z, start.y, attacked.probs)
+        return lambda z: OBJECTIVES[self.loss, self.level](z, start.y, attacked.probs)
 
 
 def adversary(part: AdversaryPart, threat: Threat, level: str) -> Adversary:
@@ -246,8 +224,3 @@ def average(target: nn.Module, source: nn.Module, decay: float, step: int) -> No
     for key, value in old.items():
         if not value.is_floating_point():
             value.copy_(new[key])
-
-
-def _at(values: Tensor, y: Tensor) -> Tensor:
-    """The entry of every image's label."""
-    return values.gather(-1, y.expand(values.shape[:-1]).unsqueeze(-1)).squeeze(-1)

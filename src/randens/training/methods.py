@@ -25,8 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from randens.attacks.losses import bounded_risk
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble
-from randens.training.losses import Adversary, AttackedMembers, Forward, Start, TrainingLoss, bounded_risk
+from randens.training.losses import Adversary, AttackedMembers, Forward, Start, TrainingLoss
 
 Weights = NDArray[np.float64]
 Members = Sequence[nn.Module]

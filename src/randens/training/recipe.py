@@ -63,7 +63,7 @@ class _Part(BaseModel):
 class ModelPart(_Part):
     """The members' network. `normalize` puts the training images' mean and deviation into the model.
 
-    `name` is one of `randens.models.names()` (with `width`, `hidden`, `depth`, `stride`), "timm:NAME", or
+    `name` is one of `randens.models.names()` (with `width`, `hidden`, `depth`), "timm:NAME", or
     "package.module:factory", a function that returns a module giving logits; `options` are the arguments of the last
     two. Naming a function is the consent to import and call it.
     """
@@ -72,14 +72,13 @@ class ModelPart(_Part):
     width: Width | None = None
     hidden: Width | None = None
     depth: Few | None = None
-    stride: Few | None = None
     options: Annotated[dict[str, str | bool | int | float | list[int] | None], Field(max_length=64)] = {}
     normalize: bool = True
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that are given."""
-        names = ("width", "hidden", "depth", "stride")
+        names = ("width", "hidden", "depth")
         return {name: size for name in names if (size := getattr(self, name)) is not None}
 
 
