@@ -127,7 +127,7 @@ def test_documents_of_other_members_are_refused(trained_run: Path, tmp_path: Pat
         assert f"{kind}.json is about other members" in text
     one = load_run(folder)
     assert one.evaluation is None
-    assert not one.documents
+    assert not one.results
     assert "not been evaluated" in verdicts([one])[0]
 
 

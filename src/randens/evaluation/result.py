@@ -8,15 +8,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from randens.core.errors import FileError, InputError
-from randens.core.files import plain, read_json
+from randens.core.errors import InputError
+from randens.core.files import plain
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.conflict import Conflict
 from randens.evaluation.intervals import Estimate, estimate, joint
@@ -322,11 +321,3 @@ class Evaluation(Result):
             **document,
             "pool": WitnessPool(about["n"], members, found["inputs"], fooled, sources=sources),
         }
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Evaluation:
-        """Read what `save` wrote."""
-        try:
-            return cls.from_json(read_json(path))
-        except InputError as error:
-            raise FileError(f"{Path(path)}: {error}") from error

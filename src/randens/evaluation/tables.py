@@ -20,8 +20,8 @@ from rich.table import Table as RichTable
 
 from randens._version import __version__
 from randens.attacks import Attack, Cost
-from randens.core.errors import InputError
-from randens.core.files import plain, write_json
+from randens.core.errors import FileError, InputError
+from randens.core.files import plain, read_json, write_json
 from randens.data import called
 from randens.evaluation.intervals import Estimate
 from randens.risk.sets import from_words, to_words
@@ -193,6 +193,14 @@ class Result(ABC):
         """Write the JSON, atomically."""
         write_json(path, self.to_json())
         return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote."""
+        try:
+            return cls.from_json(read_json(path))
+        except InputError as error:
+            raise FileError(f"{Path(path)}: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
         said = (

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
-from randens.evaluation import Estimate, Evaluation
+from randens.evaluation import Curve, Estimate, Evaluation
 from randens.evaluation.tables import count
 from randens.report.runs import LoadedRun, load_run
 from randens.risk import RiskProfile, Sampling, candidates, optimal_sampling
@@ -139,10 +139,10 @@ def drawn(figure: Figure, kind: str = "svg") -> bytes:
     return stream.getvalue()
 
 
-def data_uri(draw: Callable[[], Figure]) -> str:
-    """A figure as the source of an image."""
+def data_uri(draw: Callable[..., Figure], *shown: Any) -> str:
+    """A figure of what is `shown`, as the source of an image."""
     with styled():
-        return "data:image/svg+xml;base64," + base64.b64encode(drawn(draw())).decode("ascii")
+        return "data:image/svg+xml;base64," + base64.b64encode(drawn(draw(*shown))).decode("ascii")
 
 
 def lines(
@@ -276,25 +276,14 @@ def attempts(result: Evaluation) -> Figure:
     return lines(series, "attempts of the attacker", "robust accuracy", log=True)
 
 
-def curve_lines(document: Mapping[str, Any]) -> list[Line]:
+def curve(result: Curve, rules: Sequence[tuple[float, str]] = ()) -> Figure:
     """Robust accuracy over ε of the sampled answer, the best member and the average of all."""
-    listed = document["points"]
-    radii = [float(point["eps"]) for point in listed]
-    members = [[Estimate(**m) for m in point["members"]] for point in listed]
-    best = max(range(len(members[0])), key=lambda i: sum(row[i] for row in members))
-    name = "sampled" if len(members[0]) > 1 else "model"
-    found = [Line(name, radii, [Estimate(**point["ensemble"]) for point in listed])]
-    if len(members[0]) > 1:
-        found.append(Line(f"best member, {best}", radii, [row[best] for row in members]))
-    if all(point["average"] for point in listed):
-        found.append(Line("average of all", radii, [Estimate(**point["average"]) for point in listed]))
-    return found
-
-
-def curve(document: Mapping[str, Any], rules: Sequence[tuple[float, str]] = ()) -> Figure:
-    """Robust accuracy over ε."""
-    norm = str(document["about"]["threat"]["norm"])
-    return lines(curve_lines(document), f"radius ε in {norm}", "robust accuracy", rules=rules)
+    radii = [point.eps for point in result.points]
+    best = max(range(len(result.points[0].members)), key=lambda i: sum(p.members[i] for p in result.points))
+    names = {"model": "model", "sampled": "sampled", f"member {best}": f"best member, {best}"}
+    names["average"] = "average of all"
+    shown = [Line(names[name], radii, values) for name, values in result.lines.items() if name in names]
+    return lines(shown, f"radius ε in {result.about.threat['norm']}", "robust accuracy", rules=rules)
 
 
 def training(epochs: Sequence[Any], loss: bool = False) -> Figure:
@@ -406,7 +395,7 @@ FIGURES: dict[str, Callable[[LoadedRun], Figure]] = {
     "compute": lambda one: compute(points(_evaluation(one))),
     "landscape": lambda one: landscape(_evaluation(one, least=2)),
     "radius": lambda one: curve(
-        _known(one, "curve", one.documents.get("curve"), "evaluate {} --eps 0:16/255:9")
+        _known(one, "curve", one.results.get("curve"), "evaluate {} --eps 0:16/255:9")
     ),
     "sets": lambda one: sets(*fooled_sets(_evaluation(one, least=2))),
     "training": lambda one: training(

@@ -25,7 +25,7 @@ from randens.evaluation.result import THREAT_MODEL
 from randens.evaluation.tables import probs_text
 from randens.report.figures import solve
 from randens.report.runs import LoadedRun, about_text, labels, load_runs, verdicts
-from randens.report.sections import cards, missing, results, sections, tried
+from randens.report.sections import cards, missing, results, sections
 from randens.risk import RiskProfile, Sampling, candidates
 from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 
@@ -85,7 +85,6 @@ def render(runs: Sequence[LoadedRun]) -> str:
             start=result.probs,
             optimum=solve(result.profile, result.clean.mean(axis=0)),
         )
-    top = tried(first, "stochastic", lambda: cards(first)) or []
     shown = [section for section in (results(runs), *sections(first)) if section is not None]
     return fill(
         "report.html",
@@ -94,7 +93,7 @@ def render(runs: Sequence[LoadedRun]) -> str:
         scripts=["landscape.js", "page.js"] if data else [],
         heading=_heading(runs),
         lead=_lead(first),
-        cards=top,
+        cards=cards(first),
         findings=verdicts(runs)[2:],
         problems=[problem for one in runs for problem in one.problems.values()],
         sections=shown,
@@ -112,7 +111,7 @@ def _heading(runs: Sequence[LoadedRun]) -> str:
 def _lead(one: LoadedRun) -> str:
     result = one.evaluation
     if result is None:
-        return "A random classifier." if one.documents else "This run has not been evaluated yet."
+        return "A random classifier." if one.results else "This run has not been evaluated yet."
     about = about_text(result.about)
     if result.members == 1:
         return f"One network, {result.classes} classes; {about}."

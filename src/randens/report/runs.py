@@ -1,6 +1,6 @@
 """Run folders for the report: what commands wrote about an ensemble, and the verdict on it in sentences.
 
-A document that cannot be read, or is about other members, is a problem that the page says instead of showing it.
+A file that cannot be read, or is about other members, is a problem that the page says instead of showing it.
 """
 
 from __future__ import annotations
@@ -8,28 +8,43 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from randens.core.errors import FileError, InputError, RandensError
+from randens.audits import Audit
+from randens.certificates import Certification
+from randens.core.errors import InputError, RandensError
 from randens.core.files import read_json
 from randens.core.runs import Run
 from randens.data import called
 from randens.ensemble import RandomizedEnsemble, load
-from randens.evaluation import Estimate, Evaluation, difference
+from randens.evaluation import (
+    Advice,
+    AttackedSampling,
+    Curve,
+    Estimate,
+    Evaluation,
+    RandomEvaluation,
+    difference,
+)
 from randens.evaluation.intervals import joint
-from randens.evaluation.tables import About, attack_name, percent, radius_text
+from randens.evaluation.tables import About, Result, attack_name, percent, radius_text
 from randens.training.methods import METHOD_NAMES
 from randens.witness.fingerprints import fingerprint
 
-__all__ = ["DAMAGED", "LoadedRun", "about_text", "against", "load_run", "load_runs", "verdicts", "worth"]
+__all__ = ["LoadedRun", "about_text", "against", "load_run", "load_runs", "tried", "verdicts", "worth"]
 
-DOCUMENTS = ("evaluation", "stochastic", "sampling", "advice", "curve", "audit", "certification")
-DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError)
-"""What reading an altered document raises."""
+_RESULTS: tuple[type[Result], ...] = (
+    Evaluation,
+    RandomEvaluation,
+    AttackedSampling,
+    Advice,
+    Curve,
+    Audit,
+    Certification,
+)
 
 _EQUAL = 0.1  # budgets that differ by less count as equal
 _IDLE = ("seed", "batch_size", "precision", "drop_finished")  # options that do not make an attack stronger
@@ -41,19 +56,22 @@ Part = TypeVar("Part")
 class LoadedRun:
     """A run for the report.
 
-    rec: the ensemble in the folder, if there is one. documents: those that are about it, by name. trainings, epochs:
-    the cost of training and the epochs of the run and of the runs in its folder. problems: what cannot be
-    shown, and why.
+    rec: the ensemble in the folder, if there is one. results: those that are about it, by kind. trainings, epochs: the
+    cost of training and the epochs of the run and of the runs in its folder. problems: what cannot be shown, and why.
     """
 
     run: Run
     name: str
     rec: RandomizedEnsemble | None
-    evaluation: Evaluation | None
-    documents: Mapping[str, Mapping[str, Any]]
+    results: Mapping[str, Any]
     trainings: Mapping[str, Mapping[str, Any]]
     epochs: Mapping[str, Sequence[Mapping[str, Any]]]
     problems: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The evaluation, if there is one."""
+        return self.results.get("evaluation")
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -99,53 +117,41 @@ def load_run(path: str | os.PathLike[str], name: str | None = None) -> LoadedRun
     """Read one run folder."""
     run = Run.open(path)
     problems: dict[str, str] = {}
-
-    def tried(what: str, read: Callable[[], Part]) -> Part | None:
-        try:
-            return read()
-        except RandensError as error:
-            problems[what] = str(error)
-        except DAMAGED as error:
-            problems[what] = f"{what} of {run.path} is damaged ({type(error).__name__}: {error})"
-        return None
-
-    rec = tried("ensemble", lambda: load(run.ensemble)) if run.ensemble.is_dir() else None
-    own = None if rec is None else fingerprint(rec)
-    documents: dict[str, Mapping[str, Any]] = {}
-    for kind in DOCUMENTS:
-        if (run.path / f"{kind}.json").exists():
-            found = tried(kind, partial(_document, run.path / f"{kind}.json", own))
-            if found is not None:
-                documents[kind] = found
-                own = own or found["about"]["ensemble"]
-    evaluation = None
-    if "evaluation" in documents:
-        evaluation = tried("evaluation", lambda: Evaluation.from_json(documents["evaluation"]))
+    rec = tried(problems, "ensemble", load, run.ensemble) if run.ensemble.is_dir() else None
+    own = "" if rec is None else fingerprint(rec)
+    results: dict[str, Result] = {}
+    for kind in _RESULTS:
+        source = run.path / f"{kind.kind}.json"
+        found = tried(problems, kind.kind, kind.load, source) if source.exists() else None
+        if found is not None and own not in ("", found.about.ensemble):
+            members = f"other members ({found.about.ensemble:.8}…) than this run has ({own:.8}…)"
+            problems[kind.kind] = f"{source} is about {members}: it is not shown"
+        elif found is not None:
+            results[kind.kind], own = found, found.about.ensemble
     inside = {run.path.name: run.path}
     inside |= {path.parent.name: path.parent for path in sorted(run.path.glob("*/training.json"))}
-    trainings = {name: tried("training", partial(_training, folder)) for name, folder in inside.items()}
-    epochs = {name: tried("metrics", partial(_epochs, folder)) for name, folder in inside.items()}
+    trainings = {name: tried(problems, "training", _training, folder) for name, folder in inside.items()}
+    epochs = {name: tried(problems, "metrics", _epochs, folder) for name, folder in inside.items()}
     return LoadedRun(
         run=run,
         name=name or Path(path).resolve().name,
         rec=rec,
-        evaluation=evaluation,
-        documents=documents,
+        results=results,
         trainings={name: found for name, found in trainings.items() if found},
         epochs={name: found for name, found in epochs.items() if found},
         problems=problems,
     )
 
 
-def _document(source: Path, own: str | None) -> Mapping[str, Any]:
-    """A result's document; one about other members than `own` is refused."""
-    document = read_json(source)
-    members = str(document["about"]["ensemble"])
-    if own is not None and members != own:
-        raise FileError(
-            f"{source} is about other members ({members:.8}…) than this run has ({own:.8}…): it is not shown"
-        )
-    return dict(document)
+def tried(problems: dict[str, str], what: str, make: Callable[..., Part], *given: Any) -> Part | None:
+    """What `make` makes; None and a problem if it meets a damaged file."""
+    try:
+        return make(*given)
+    except RandensError as error:
+        problems[what] = str(error)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        problems[what] = f"{what} is damaged and not shown ({type(error).__name__}: {error})"
+    return None
 
 
 def _training(folder: Path) -> Mapping[str, Any] | None:
@@ -214,8 +220,8 @@ def headline(one: LoadedRun) -> str:
             f"Robust accuracy {percent(robust)} ({result.confidence:.0%} interval {percent(robust.low)} to "
             f"{percent(robust.high)}): {about_text(result.about)}."
         )
-    if "stochastic" in one.documents:
-        return f"{one.name}: robust accuracy {percent(one.documents['stochastic']['robust']['value'])}."
+    if "stochastic" in one.results:
+        return f"{one.name}: robust accuracy {percent(one.results['stochastic'].robust)}."
     return f"{one.name} has not been evaluated: there are no numbers to judge yet."
 
 

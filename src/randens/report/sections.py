@@ -1,22 +1,24 @@
-"""The sections of the page: sentences, tables and pictures about one run, from its documents."""
+"""The sections of the page: sentences, tables and pictures about one run, from its results."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from randens.evaluation import Estimate, Evaluation
-from randens.evaluation.tables import About, Table, between, count, percent, probs_text, read_as
+from randens.audits import Audit
+from randens.certificates import Certification
+from randens.evaluation import Advice, AttackedSampling, Curve, Estimate, Evaluation, RandomEvaluation
+from randens.evaluation.tables import Table, between, count, percent, probs_text
 from randens.report import figures
 from randens.report.figures import MOST_SOLVED, Point
 from randens.report.pictures import Example, gallery
-from randens.report.runs import DAMAGED, LoadedRun, about_text, compare, gain, labels, worth
+from randens.report.runs import LoadedRun, about_text, compare, gain, labels, tried, worth
 
 _COMMANDS = {
     "advice": ("what to deploy", "randens advise {}"),
@@ -26,8 +28,6 @@ _COMMANDS = {
 }
 _DEPLOY = "What should I deploy?"
 _MOST_PAIRS = 12
-
-Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def cards(one: LoadedRun) -> list[Card]:
     """How robust, whether sampling pays, what to deploy."""
     result = one.evaluation
     if result is None:
-        return _random_cards(one.documents["stochastic"]) if "stochastic" in one.documents else []
+        return _random_cards(one.results["stochastic"]) if "stochastic" in one.results else []
     robust = result.robust
     said = [
         f"{result.confidence:.0%} interval {between(robust)}. Without attack {percent(result.natural)}.",
@@ -80,32 +80,30 @@ def cards(one: LoadedRun) -> list[Card]:
     return [
         Card("How robust is it?", f"{percent(robust)} robust accuracy", said),
         Card("Is sampling worth it?", _capital(answer.removeprefix("Sampling ")), [_capital(reason)]),
-        tried(one, "advice", partial(_deploy_card, one)) or Card(_DEPLOY, "Not decided", []),
+        _deploy_card(one),
     ]
 
 
 def _deploy_card(one: LoadedRun) -> Card:
-    advice = one.documents.get("advice")
+    advice: Advice | None = one.results.get("advice")
     if advice is None:
         return Card(_DEPLOY, "Not decided yet", [f"randens advise {_path(one)} compares on validation data."])
-    chosen = [
-        (choice["compute"], str(choice["option"]), str(choice["reason"])) for choice in advice["choices"]
-    ]
-    if not chosen:
+    if not advice.choices:
         return Card(_DEPLOY, "Not decided", ["Nothing is chosen on test data: advise on validation data."])
-    further = [f"At {compute}× compute: {option}." for compute, option, _ in chosen[1:]]
-    return Card(_DEPLOY, _capital(chosen[0][1]), [chosen[0][2], *further])
+    first, *others = advice.choices
+    further = [f"At {choice.compute}× compute: {choice.option}." for choice in others]
+    return Card(_DEPLOY, _capital(first.option), [first.reason, *further])
 
 
-def _random_cards(note: Document) -> list[Card]:
-    robust = Estimate(**note["robust"])
-    scored = f"{note['confidence']:.0%} interval {between(robust)}, scored on draws that no attack has used."
-    apart = f"{percent(note['in_sample'])} on the attacked draws, {percent(note['fresh'])} on fresh ones."
+def _random_cards(result: RandomEvaluation) -> list[Card]:
+    robust = result.robust
+    scored = f"{result.confidence:.0%} interval {between(robust)}, scored on draws that no attack has used."
+    apart = f"{percent(result.in_sample)} on the attacked draws, {percent(result.fresh)} on fresh ones."
     lucky = "The luck of the draw that was attacked, not the model's robustness."
     return [
         Card("How robust is it?", f"{percent(robust)} robust accuracy", [scored]),
-        Card("What would one draw have said?", percent(note["single_draw"]), [lucky]),
-        Card("Were enough draws attacked?", "Yes" if note["converged"] else "No: attack more", [apart]),
+        Card("What would one draw have said?", percent(result.single_draw), [lucky]),
+        Card("Were enough draws attacked?", "Yes" if result.converged else "No: attack more", [apart]),
     ]
 
 
@@ -123,17 +121,20 @@ def results(runs: Sequence[LoadedRun]) -> Section | None:
             lines.append((f"{name}, not evaluated", "", "", "", ""))
     if first is None:
         return None
+    said = "Lines are confidence intervals. A sampled answer costs one member; hollow: after 10 attempts."
+    caption = f"{about_text(first.about)}. Exact over the sampling, on the worst perturbations found."
+    tables = [(caption, Table(first.table().headings, lines)), *_comparison(runs)]
+    return Section("results", "Results", [], tables, [_compute(points, said)])
+
+
+def _compute(points: Sequence[Point], caption: str) -> Picture:
+    """Robust accuracy against what one answer costs."""
     words = "; ".join(
         f"{p.name} {percent(p.robust)} at {count(p.flops)} FLOPs" for p in points if p.kind != "member"
     )
-    picture = Picture(
-        figures.data_uri(partial(figures.compute, points)),
-        f"Robust accuracy against FLOPs: {words}",
-        "Lines are confidence intervals. A sampled answer costs one member; hollow: after 10 attempts.",
+    return Picture(
+        figures.data_uri(figures.compute, points), f"Robust accuracy against FLOPs: {words}", caption
     )
-    caption = f"{about_text(first.about)}. Exact over the sampling, on the worst perturbations found."
-    tables = [(caption, Table(first.table().headings, lines)), *_comparison(runs)]
-    return Section("results", "Results", [], tables, [picture])
 
 
 def _titled(line: Sequence[str], title: str, members: int) -> Sequence[str]:
@@ -159,68 +160,48 @@ def _comparison(runs: Sequence[LoadedRun]) -> list[tuple[str, Table]]:
 def missing(one: LoadedRun) -> list[tuple[str, str]]:
     """What the page lacks, and the commands that make it."""
     if one.evaluation is None:
-        return [] if "stochastic" in one.documents else [("results", f"randens evaluate {_path(one)}")]
+        return [] if "stochastic" in one.results else [("results", f"randens evaluate {_path(one)}")]
     return [
-        (what, made.format(_path(one)))
-        for kind, (what, made) in _COMMANDS.items()
-        if kind not in one.documents
+        (what, made.format(_path(one))) for kind, (what, made) in _COMMANDS.items() if kind not in one.results
     ]
 
 
 def sections(one: LoadedRun) -> list[Section]:
-    """All sections about a run, in their order; a damaged document becomes a problem."""
-    result, notes = one.evaluation, one.documents
+    """All sections about a run, in their order; a damaged file becomes a problem."""
+    result, others = one.evaluation, one.results
     makers: list[tuple[str, Callable[[Any], Section | None], Any]] = [
-        ("stochastic", _random, notes.get("stochastic")),
-        ("advice", _deploy, notes.get("advice")),
+        ("stochastic", _random, others.get("stochastic")),
+        ("advice", _deploy, others.get("advice")),
         ("evaluation", _attempts, result),
         ("sampling", partial(_landscape, one), result),
         ("evaluation", _together, result),
-        ("curve", partial(_radius, result), notes.get("curve")),
-        ("audit", partial(_audit, result), notes.get("audit")),
-        ("certification", _certified, notes.get("certification")),
+        ("curve", partial(_radius, result), others.get("curve")),
+        ("audit", partial(_audit, result), others.get("audit")),
+        ("certification", _certified, others.get("certification")),
         ("evaluation", partial(_gallery, one), result),
         ("training", _training, one),
         ("manifest", _recipe, one),
     ]
-    found = [tried(one, kind, partial(make, given)) for kind, make, given in makers if given is not None]
+    found = [tried(one.problems, kind, make, given) for kind, make, given in makers if given is not None]
     return [section for section in found if section is not None]
 
 
-def tried(one: LoadedRun, kind: str, make: Callable[[], Any]) -> Any:
-    """What `make` makes; None and a problem if it meets a damaged document."""
-    try:
-        return make()
-    except DAMAGED as error:
-        one.problems[kind] = f"{kind}.json is damaged and not shown ({type(error).__name__}: {error})"
-        return None
-
-
-def _random(note: Document) -> Section:
+def _random(result: RandomEvaluation) -> Section:
     rows = [
-        (str(a["name"]), str(a["draws"] or "–"), percent(a["accuracy"]), str(a["chosen"]))
-        for a in note["adversaries"]
+        (one.name, str(one.draws or "–"), percent(one.accuracy), str(one.chosen))
+        for one in result.adversaries
     ]
     heads = ("adversary", "draws seen", "accuracy on fresh draws", "chosen for inputs")
-    about = f"Perturbations of each adversary, on draws that it did not attack: {_about(note)}."
-    return Section(
-        "random", "How random is it", [*map(str, note["sentences"])], [(about, Table(heads, rows))]
-    )
+    about = f"Perturbations of each adversary, on draws that it did not attack: {about_text(result.about)}."
+    return Section("random", "How random is it", result.sentences(), [(about, Table(heads, rows))])
 
 
-def _deploy(note: Document) -> Section:
-    options = [(o, Estimate(**o["natural"]), Estimate(**o["robust"])) for o in note["options"]]
-    rows = [(str(o["name"]), percent(n), percent(r), between(r), count(o["flops"])) for o, n, r in options]
-    heads = ("option", "natural", "robust", f"{note['confidence']:.0%} interval", "FLOPs")
-    about = f"{_about(note)}, attempts: {note['attempts']}; every option meets all perturbations found."
+def _deploy(advice: Advice) -> Section:
+    about = f"{about_text(advice.about)}, attempts: {advice.attempts:g}; every option meets all perturbations found."
     kinds = {"member": "best"}
-    points = [
-        Point(str(o["name"]), float(o["flops"]), r, kinds.get(o["kind"], o["kind"])) for o, _, r in options
-    ]
-    words = "; ".join(f"{p.name} {percent(p.robust)} at {count(p.flops)} FLOPs" for p in points)
-    picture = Picture(figures.data_uri(partial(figures.compute, points)), words, "The options of the table.")
-    said = [str(line) for line in note["sentences"]]
-    return Section("deploy", "What to deploy", said, [(about, Table(heads, rows))], [picture])
+    points = [Point(o.name, o.flops, o.accuracy.robust, kinds.get(o.kind, o.kind)) for o in advice.options]
+    picture = _compute(points, "The options of the table.")
+    return Section("deploy", "What to deploy", advice.sentences(), [(about, advice.table())], [picture])
 
 
 def _attempts(result: Evaluation) -> Section | None:
@@ -238,9 +219,7 @@ def _attempts(result: Evaluation) -> Section | None:
     words = (
         f"Robust accuracy from {percent(result.robust)} at one attempt to {percent(result.after(100))} at 100"
     )
-    picture = Picture(
-        figures.data_uri(partial(figures.attempts, result)), words, "Bands are confidence intervals."
-    )
+    picture = Picture(figures.data_uri(figures.attempts, result), words, "Bands are confidence intervals.")
     table = Table(("attempts", "sampled per query", "sampled per client"), rows)
     about = f"{about_text(result.about)}. Of the perturbations found, the best for so many attempts."
     return Section("attempts", "Robust accuracy against attempts", [said], [(about, table)], [picture])
@@ -255,15 +234,12 @@ def _landscape(one: LoadedRun, result: Evaluation) -> Section | None:
         f"at α = {probs_text(result.probs)}{also}, and on each member alone. Elsewhere the risk shown is a lower "
         "bound: an attack made there may find more."
     ]
-    note = one.documents.get("sampling")
-    if note is not None:
-        bound = (
-            f", at most {note['upper']:.4f} at {note['confidence']:.0%} confidence" if note["upper"] else ""
-        )
-        chosen = f"Chosen: α = {probs_text(note['probs'])}, on {_about(note)}"
-        said.append(
-            f"{chosen}; risk {note['risk']:.4f}{bound}, against the perturbations found; {note['claim']}."
-        )
+    chosen: AttackedSampling | None = one.results.get("sampling")
+    if chosen is not None:
+        said += [
+            f"Chosen: α = {probs_text(chosen.probs)}, on {about_text(chosen.about)}.",
+            *chosen.sentences(),
+        ]
     elif result.members <= MOST_SOLVED:
         said.append(
             f"The optimum is of these inputs; choose α on validation data by randens sample {_path(one)}."
@@ -279,9 +255,7 @@ def _together(result: Evaluation) -> Section | None:
     words = "; ".join(f"{', '.join(map(str, fooled)) or 'none'}: {number}" for fooled, number in listed[:5])
     rarer = f"; {rest} inputs have rarer sets" if rest else ""
     caption = f"Members that the worst perturbation of each input fools{rarer}."
-    picture = Picture(
-        figures.data_uri(partial(figures.sets, listed, members)), f"Fooled sets: {words}", caption
-    )
+    picture = Picture(figures.data_uri(figures.sets, listed, members), f"Fooled sets: {words}", caption)
     reach = np.full((result.members,) * 2, np.nan) if result.conflict is None else result.conflict.pairs
     rows = []
     for pair in sorted(result.pairs, key=lambda p: p.difference - p.conflict)[:_MOST_PAIRS]:
@@ -302,36 +276,29 @@ def _together(result: Evaluation) -> Section | None:
     )
 
 
-def _radius(result: Evaluation | None, note: Document) -> Section:
+def _radius(result: Evaluation | None, curve: Curve) -> Section:
     threat = {} if result is None else result.about.threat
-    same = threat.get("norm") == note["about"]["threat"]["norm"] and "eps" in threat
+    same = threat.get("norm") == curve.about.threat["norm"] and "eps" in threat
     rules = [(float(threat["eps"]), "evaluated ε")] if same else []
-    lines = figures.curve_lines(note)
-    rows = [(f"{x:.4g}", *(percent(line.y[i]) for line in lines)) for i, x in enumerate(lines[0].x)]
-    picture = Picture(
-        figures.data_uri(partial(figures.curve, note, rules)),
-        f"Robust accuracy at {len(rows)} radii",
-        "Bands are confidence intervals.",
-    )
-    table = Table(("ε", *(line.name for line in lines)), rows)
-    return Section("radius", "Robust accuracy against ε", [], [(f"{_about(note)}.", table)], [picture])
+    words = f"Robust accuracy at {len(curve.points)} radii"
+    source = figures.data_uri(figures.curve, curve, rules)
+    table = (f"{about_text(curve.about)}.", curve.table())
+    picture = Picture(source, words, "Bands are confidence intervals.")
+    return Section("radius", "Robust accuracy against ε", [], [table], [picture])
 
 
-def _audit(result: Evaluation | None, note: Document) -> Section:
-    marks = {"ok": "✓ passed", "note": "note", "fail": "✗ FAILED"}
-    rows = []
-    for check in note["checks"]:
-        advice = f" → {check['advice']}" if check["advice"] else ""
-        rows.append((marks[check["status"]], str(check["name"]), f"{check['finding']}{advice}"))
-    said = [str(note["verdict"])]
-    if result is not None and list(note["about"]["probs"]) != result.probs.tolist():
+def _audit(result: Evaluation | None, audit: Audit) -> Section:
+    said = audit.sentences()
+    if result is not None and audit.about.probs != result.about.probs:
         said.append("The audit looked at other probabilities than the evaluation: run it again.")
-    table = Table(("", "check", "finding"), rows, numbers=False)
-    return Section("audit", "Can the numbers be trusted?", said, [(f"{_about(note)}.", table)])
+    return Section(
+        "audit", "Can the numbers be trusted?", said, [(f"{about_text(audit.about)}.", audit.table())]
+    )
 
 
-def _certified(note: Document) -> Section:
-    return Section("certified", "Certified bounds", [*map(str, note["sentences"]), f"{_about(note)}."])
+def _certified(found: Certification) -> Section:
+    about = f"{about_text(found.about)}."
+    return Section("certified", "Certified bounds", found.sentences(), [(about, found.table())])
 
 
 def _gallery(one: LoadedRun, result: Evaluation) -> Section:
@@ -352,7 +319,7 @@ def _training(one: LoadedRun) -> Section | None:
                     if loss
                     else "accuracy; on validation data that of the ensemble so far"
                 )
-                source = figures.data_uri(partial(figures.training, epochs, loss))
+                source = figures.data_uri(figures.training, epochs, loss)
                 pictures.append(Picture(source, f"{name}: {len(epochs)} epochs", f"{name}: {what}."))
     costs = {name: (f"{cost['seconds']:,.0f}", cost) for name, cost in one.trainings.items()}
     if one.evaluation is not None:
@@ -385,10 +352,6 @@ def _recipe(one: LoadedRun) -> Section:
     table = Table(("", ""), [(name, str(fact)) for name, fact in facts.items()], numbers=False)
     text = json.dumps(one.recipe, indent=1, ensure_ascii=False) if one.recipe else ""
     return Section("recipe", "How to reproduce", [], [("", table)], text=text)
-
-
-def _about(document: Document) -> str:
-    return about_text(read_as(About, document["about"]))
 
 
 def _capital(words: str) -> str:
