@@ -1,11 +1,8 @@
-"""Randomized ensembles (the paper's REC f_α: member f_i answers with probability α_i, sampled for every input, at one
-member's compute) and deterministic ones (DEC f̄: the average of all members' logits).
-"""
+"""Randomized ensembles (the paper's REC f_α: a member sampled for every input) and deterministic ones (DEC f̄)."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import secrets
@@ -193,15 +190,6 @@ class RandomizedEnsemble(_Ensemble):
 
     def extra_repr(self) -> str:
         return f"probs={self.probs.tolist()}"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RandomizedEnsemble:
-        # torch generators cannot be deep-copied; the copy continues with the same state.
-        members = [copy.deepcopy(member, memo) for member in self.members]
-        twin = RandomizedEnsemble(members, self.probs, classes=self.classes, threat=self.threat)
-        twin.generator.set_state(self.generator.get_state())
-        # Not twin.train(), which would change the modes of the members.
-        twin.training = self.training
-        return twin
 
     def seed(self, seed: int | None = None) -> None:
         """Restart the draws; ``None`` uses fresh entropy from the operating system."""

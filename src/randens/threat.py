@@ -28,11 +28,7 @@ _SPELLINGS = {"inf": "linf", "infinity": "linf", "max": "linf", "2": "l2", "eucl
 
 
 def norm_name(norm: object) -> str:
-    """The name that `Threat` uses for a norm, from its usual spellings; anything else comes back in small letters.
-
-    >>> norm_name("Linf"), norm_name(float("inf")), norm_name("L_2"), norm_name(2)
-    ('linf', 'linf', 'l2', 'l2')
-    """
+    """The name that `Threat` uses for a norm, from its usual spellings; anything else comes back in small letters."""
     is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
     text = f"{norm:g}" if is_number else str(norm).lower().replace("∞", "inf")
     text = re.sub(r"[_\s-]", "", text)
@@ -198,11 +194,7 @@ class Threat:
                 )
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """A legal point near `x_adv`: inside ball and box to the last float, for every input.
-
-        linf and l1: the nearest legal point. l2: scaled back onto the ball, then clipped to the box, which
-        moves each coordinate towards x and so never leaves the ball again.
-        """
+        """A legal point near `x_adv`, to the last float: the nearest, or for l2 scaled onto the ball, then clipped."""
         if self.norm == "linf":
             return torch.clamp(x_adv, *self.interval(x))
         if self.norm == "l1":
@@ -298,11 +290,7 @@ class Threat:
         return gradient / _per_input(safe, gradient)
 
     def step(self, point: Tensor, gradient: Tensor, length: float | Tensor) -> Tensor:
-        """point + the step of norm `length` along which a linear function with this gradient rises fastest.
-
-        For l1 that is in the intersection with the box: a coordinate takes no more than its room, and the next best
-        one takes the rest. length: a number, or one for every input [n].
-        """
+        """point + the step of norm `length` (one, or [n]) that raises a linear function most; for l1 in the box."""
         size = _per_input(length, point) if isinstance(length, Tensor) else length
         if self.norm != "l1" or self.bounds is None:
             return point + size * self.steepest(gradient)

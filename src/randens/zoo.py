@@ -39,20 +39,8 @@ def path(name: str) -> Path:
 
 
 def load(name: str) -> RandomizedEnsemble:
-    """Load an ensemble, ready to attack, sample from or export; its checksums are verified.
+    """Load one of `names()`, ready to attack, sample from or export, in eval mode; its checksums are verified.
 
-    Parameters
-    ----------
-    name : str
-        One of `names()`.
-
-    Returns
-    -------
-    RandomizedEnsemble
-        In eval mode.
-
-    Examples
-    --------
     >>> from randens import zoo
     >>> len(zoo.load("cifar10-resnet20-at"))
     1

@@ -131,27 +131,10 @@ class Attack:
         start: WitnessPool | None = None,
         progress: Progress | None = None,
     ) -> AttackResult:
-        """Attack a whole data set.
+        """Attack the inputs `rows` of a data set, in their order; under torch.distributed, processes share the batches.
 
-        Under torch.distributed the batches are divided among the processes; every process gets the whole result.
-
-        Parameters
-        ----------
-        rec : nn.Module
-            The ensemble, or a single classifier.
-        data : anything that `randens.evaluate` takes
-            Inputs and labels.
-        rows : array of int, optional
-            Attack these inputs only.
-        start : WitnessPool, optional
-            Known witnesses of all inputs: the attack begins from them, and its result holds the new ones.
-        progress : callable, optional
-            Called as ``progress(task, done, total)``.
-
-        Returns
-        -------
-        AttackResult
-            What was found on the inputs `rows`, in their order.
+        data: anything that `randens.evaluate` takes. start: known witnesses of all inputs, from which the attack
+        begins; the result holds the new ones. progress: called as ``progress(task, done, total)``.
         """
         parts = [found for _, found in self.batches(rec, data, rows=rows, start=start, progress=progress)]
         if not parts:

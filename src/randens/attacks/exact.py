@@ -29,6 +29,7 @@ from randens.threat import FiniteThreat, Threat
 
 Array = NDArray[np.float64]
 _MOST_MEMBERS = 10
+_MOST_TARGETS = 2000  # ways to fool a set, class by class
 _TAU = 8e-5  # relative to the largest logit: larger than what the search's verdicts treat as a tie
 
 
@@ -150,12 +151,11 @@ def possible(
     known: Sequence[Sequence[bool]] = (),
     *,
     joint: bool = True,
-    most_targets: int = 2000,
 ) -> Possible:
     """Which members may be fooled, alone and, with `joint`, together: sets of them are refuted by λ-certificates.
 
     Sets of `known` are fooled by a witness, so that nothing refutes them. A set that could be fooled in more than
-    `most_targets` ways, class by class, counts as not refuted. The problem's margins lie below the true ones.
+    _MOST_TARGETS ways, class by class, counts as not refuted. The problem's margins lie below the true ones.
     """
     decide, members = Decisions(problem), len(problem.margins)
     able = [i for i in range(members) if decide.options[i]]
@@ -171,7 +171,7 @@ def possible(
                 whole = frozenset(subset)
                 if any(whole - {i} not in below for i in subset):
                     continue
-                many = math.prod(len(decide.options[i]) for i in subset) > most_targets
+                many = math.prod(len(decide.options[i]) for i in subset) > _MOST_TARGETS
                 if many or any(whole <= w for w in fooled) or not decide.refuted(subset):
                     level.add(whole)
                 else:

@@ -1,9 +1,4 @@
-"""Losses of gradient attacks: functions of the members' logits, one value per input, larger is worse.
-
-Each takes logits z [M, n, C], labels y [n] and probabilities α [M], and returns [n]. All use
-logsumexp or differences of logits: log Σ softmax underflows for confident members, its gradient becomes NaN,
-and a stalled attack makes a member look robust.
-"""
+"""Losses of gradient attacks: logits z [M, n, C], labels y [n], α [M] → [n], larger is worse; none underflows."""
 
 from __future__ import annotations
 

@@ -36,11 +36,7 @@ def ascend_adaptively(
     members: Sequence[int] | None = None,
     aim: Tensor | None = None,
 ) -> None:
-    """The step begins at 2ε; at checkpoints, an input returns to its best point with half the step if it improved in
-    fewer than 3/4 of the steps since the last one, or if its best loss and its step did not change.
-
-    With `aim` [n], a class for every input, the loss is the margin to that class.
-    """
+    """Auto-PGD from 2ε: the step halves, at the best point, where the loss stalls; `aim` [n]: classes to aim at."""
     point = s.start(restart)
     previous, best = point.clone(), point.clone()
     best_loss = s.x.new_full((s.n,), -torch.inf)

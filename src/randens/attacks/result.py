@@ -14,15 +14,7 @@ from randens.witness import WitnessPool
 
 @dataclass
 class Cost:
-    """Member passes, counted per input: a cost that does not depend on the machine.
-
-    Attributes
-    ----------
-    forwards : int
-        Passes of one input through one member.
-    backwards : int
-        Gradients of one member at one input.
-    """
+    """Member passes: forwards of one input through one member, backwards to it; the same on every machine."""
 
     forwards: int = 0
     backwards: int = 0

@@ -1,8 +1,4 @@
-"""One batch under attack: what was found so far, and the members' answers, margins and gradients at points.
-
-An attack proposes points. `Search` projects them onto the threat, asks the members, keeps the worst point of every
-input and every maximal fooled set, and counts passes. The rules that make verdicts right are here and nowhere else.
-"""
+"""One batch under attack: what was found so far, and the rules that make verdicts right, here and nowhere else."""
 
 from __future__ import annotations
 

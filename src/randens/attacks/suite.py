@@ -40,10 +40,7 @@ class _Adaptive(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class _Alone(Attack):
-    """Auto-PGD against each member alone: cross-entropy from a random point, then class after class.
-
-    The classes are those nearest to being mistaken there for the right one; a margin to a fixed class does not waver.
-    """
+    """Auto-PGD against each member alone: cross-entropy from a random point, then margins to the nearest classes."""
 
     steps: int = 50
     classes: int = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from randens.cli import choices
 from randens.cli.choices import Json, open_case, print_lines
-from randens.core.errors import InputError, number
+from randens.core.errors import InputError
 from randens.core.progress import bars
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def advise(
             split=split,
             limit=limit,
             networks={str(path): _network(path) for path in against or ()},
-            attempts=math.inf if attempts == "inf" else int(number("--attempts", attempts)),
+            attempts=choices.tries(attempts),
             device=device,
             folder=case.store,
             progress=progress,

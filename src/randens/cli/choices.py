@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError, InputError, number
 from randens.core.files import plain
 
 if TYPE_CHECKING:
@@ -169,6 +169,14 @@ def open_model(model: str, data: str | None) -> tuple[Any, str, Run | None]:
             f"{model} does not name its data; give --data: a data set's name, a folder of images or an .npz file"
         )
     return made, data if Path(data).exists() else data.lower(), run
+
+
+def tries(text: str) -> float:
+    """One entry of --attempts."""
+    if text.strip() == "inf":
+        return float("inf")
+    value = number("--attempts", text)
+    return int(value) if value.is_integer() else value
 
 
 def _attack(text: str) -> tuple[str, dict[str, Any]]:

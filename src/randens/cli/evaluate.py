@@ -9,7 +9,7 @@ import typer
 
 from randens.cli import choices
 from randens.cli.choices import Json, open_case
-from randens.core.errors import InputError, number
+from randens.core.errors import InputError
 from randens.core.progress import bars
 
 
@@ -59,7 +59,7 @@ def evaluate(
 
     radii = () if eps is None else grid("--eps", eps)
     several = len(radii) > 1
-    tries = [_tries(part) for part in attempts.split(",")] if attempts is not None else []
+    tries = [choices.tries(part) for part in attempts.split(",")] if attempts is not None else []
     if several and tries:
         raise InputError(f"--attempts is {attempts} and --eps has several radii; give one --eps")
     largest = max(radii, default=None)
@@ -81,11 +81,3 @@ def evaluate(
     if new_run is not None:
         case, output = replace(case, run=Run.create(new_run, kind="random model")), None
     case.show(result, output, as_json)
-
-
-def _tries(text: str) -> float:
-    """One entry of --attempts."""
-    if text.strip() == "inf":
-        return float("inf")
-    value = number("--attempts", text)
-    return int(value) if value.is_integer() else value

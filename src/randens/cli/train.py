@@ -61,6 +61,7 @@ def train(
     Example: randens train digits-convnet-barre --set epochs=5
     """
     from randens.core.progress import leads
+    from randens.core.runs import Run
     from randens.training import Stopped, load_recipe, shipped_recipes
     from randens.training import train as run_training
 
@@ -91,14 +92,8 @@ def train(
             # The signal may have reached another process only.
             raise typer.Exit(128 + next(iter(signals), 0)) from None
     if is_main:
-        _report(folder, as_json)
-
-
-def _report(folder: Path, as_json: bool) -> None:
-    from randens.core.runs import Run
-
-    summary = Run.open(folder).read("training")
-    show({"run": folder, **summary}, as_json, _lines(folder, summary))
+        summary = Run.open(folder).read("training")
+        show({"run": folder, **summary}, as_json, _lines(folder, summary))
 
 
 def _lines(folder: Path, summary: dict[str, Any]) -> Iterator[str]:

@@ -1,8 +1,4 @@
-"""Deploy an ensemble: a bundle of ONNX files, a predictor that needs no torch, a server.
-
-`Bundle` and `Predictor` need NumPy and ONNX Runtime only (extra ``runtime``). `export` needs torch; it is loaded
-on first use.
-"""
+"""Deploy an ensemble: `Bundle` and `Predictor` need no torch (extra ``runtime``); `export` loads it on first use."""
 
 from __future__ import annotations
 

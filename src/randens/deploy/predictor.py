@@ -130,11 +130,7 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Answers to n inputs: `labels` int64 [n] and `logits` float32 [n, C] of the member sampled for each input.
-
-    `members` int64 [n] are the sampled members. Logits reveal them too: where the draw must stay secret, pass
-    on labels only.
-    """
+    """Answers to n inputs: labels [n] and logits [n, C] of the members [n] sampled; logits, too, tell the member."""
 
     labels: NDArray[np.int64]
     logits: NDArray[np.float32]

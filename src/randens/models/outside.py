@@ -117,12 +117,7 @@ def imported(spec: str) -> Iterator[Any]:
 
 
 def torchscript(path: str | os.PathLike[str]) -> nn.Module:
-    """A member from a TorchScript file, whose code runs: load only what you trust. Gradients work.
-
-    >>> torch.jit.save(torch.jit.trace(nn.Linear(4, 3), torch.zeros(1, 4)), "net.pt")
-    >>> torchscript("net.pt")(torch.zeros(2, 4)).shape
-    torch.Size([2, 3])
-    """
+    """A member from a TorchScript file, whose code runs: load only what you trust. Gradients work."""
     with open_file(path, _LARGEST) as file:
         try:
             module = torch.jit.load(file, map_location="cpu")  # type: ignore[no-untyped-call]
@@ -174,10 +169,7 @@ class OnnxMember(nn.Module):
 
 
 def onnx(path: str | os.PathLike[str]) -> OnnxMember:
-    """A member from an ONNX file, which may run forever: load only what you trust. It gives no gradients.
-
-    Its first input is the images, its first output the logits.
-    """
+    """A member, without gradients, from an ONNX file (images to logits), which may run forever: load what you trust."""
     with open_file(path, _LARGEST) as file:
         checksum = sha256(file.read())
     try:

@@ -116,12 +116,7 @@ def upper_bound(
     confidence: float = 0.95,
     reference: ArrayLike | str | None = None,
 ) -> float:
-    """U(α): an upper bound of the risk over the distribution, for all α at once; or of the excess over a reference.
-
-    >>> profile = RiskProfile.from_configurations([[(1, 0)]] * 30 + [[]] * 70)
-    >>> profile.risk([1, 0]) < upper_bound(profile, [1, 0]) < upper_bound(profile, [1, 0], 0.99)
-    True
-    """
+    """U(α): an upper bound of the risk over the distribution, for all α at once; or of the excess over a reference."""
     alpha = as_probs(probs, profile.members)
     return _Ball.of(profile, confidence, _reference(reference, profile.members)).bound(alpha)
 

@@ -206,10 +206,7 @@ def exact_sampling(
     tol: float = 1e-12,
     max_iterations: int = 10_000,
 ) -> Sampling:
-    """α minimizing η over the simplex, its value, and a certificate that nothing lower exists.
-
-    Among equally good α, the one with the lowest clean risk is chosen.
-    """
+    """α minimizing η, of several the one with the lowest clean risk, and a certificate that nothing lower exists."""
     members = profile.members
     clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)
     start = np.full(members, 1.0 / members)

@@ -92,10 +92,7 @@ class RiskProfile:
 
     @classmethod
     def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
-        """A profile of n inputs: points[j] is the input of witness j, fooled[j] the set of members it fools.
-
-        points: int [k], fooled: bool [k, M]. At an input without a witness no member is fooled. All inputs count alike.
-        """
+        """A profile of n inputs of equal weight: at input points[j], witness j fools the set fooled[j] [M]."""
         n = whole("n", n)
         where, rows = np.asarray(points), _binary("fooled", fooled)
         if rows.ndim != 2 or rows.shape[1] == 0:
@@ -161,26 +158,12 @@ class RiskProfile:
         return values if tries == 1 else 1.0 - (1.0 - np.minimum(values, 1.0)) ** tries
 
     def risk(self, probs: ArrayLike, attempts: int | float = 1, draw: str = "query") -> float:
-        """η(α), Eq. (4), or the risk against an attacker who may try several times.
+        """η(α), Eq. (4), or the risk against an attacker who may try `attempts` times, or inf; one error is enough.
 
-        Parameters
-        ----------
-        probs : array [M]
-            α.
-        attempts : int or inf
-            How many perturbed inputs the attacker may send; one error is enough.
-        draw : str
-            ``"query"``: a member is sampled for every query, so q attempts succeed with probability 1 − (1 − r)^q.
-            ``"client"``: it is sampled once, so q attempts succeed if one of q perturbations fools that member; the
-            risk is the largest probability that q known sets cover together, and for q = inf that of their union.
+        draw: with "query" a member is sampled for every query, so q attempts succeed with probability 1 − (1 − r)^q.
+        With "client" it is sampled once, so they succeed if one of q perturbations fools that member: the risk is the
+        largest probability that q known sets cover together, and for q = inf that of their union.
 
-        Returns
-        -------
-        float
-            The mean over the inputs.
-
-        Examples
-        --------
         >>> profile = RiskProfile.from_configurations([[(1, 0), (0, 1)], []])
         >>> [profile.risk([0.5, 0.5], q, draw) for q in (1, 2) for draw in ("query", "client")]
         [0.25, 0.25, 0.375, 0.5]
@@ -231,11 +214,7 @@ class RiskProfile:
         return self._build(self.owners, self.masks, weights / weights.sum(), self.members, None)
 
     def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
-        """The profile of both sets of inputs together, which must be different inputs.
-
-        Each profile counts by its number of inputs; `share` (of this one, between 0 and 1) replaces that.
-        Witnesses of the *same* inputs are merged in their pool, before a profile is made.
-        """
+        """The profile of both sets of inputs, all different; `share` is this one's, by default by numbers of inputs."""
         if other.members != self.members:
             raise InputError(f"other has {other.members} members where {self.members} are expected")
         size = None if self.size is None or other.size is None else self.size + other.size

@@ -175,10 +175,7 @@ def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
 
 
 def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = None) -> Sampling:
-    """The best candidate, which is optimal because some candidate always is (Theorems 1 and 2).
-
-    Of candidates with equal risk, the one with the lower clean risk is chosen, then the one with fewer members.
-    """
+    """The best candidate, which is optimal (Theorems 1 and 2); ties: lower clean risk, then fewer members."""
     table = [np.array(row, dtype=np.float64) for row in candidates(profile.members)]
     members = profile.members
     clean = np.zeros(members) if clean_risks is None else as_risks("clean_risks", clean_risks, members)
@@ -224,10 +221,7 @@ def bounds(member_risks: ArrayLike) -> Bounds:
 
 @dataclass(frozen=True)
 class RuleOfThumb(Plain):
-    """low ≤ η_{m+1} ≤ high for the next member to be useful (after Theorem 3).
-
-    necessary: for the second member, above `high` the first alone is better than any mixture.
-    """
+    """low ≤ η_{m+1} ≤ high for the next member to be useful (after Theorem 3); `necessary` for the second one."""
 
     low: float
     high: float
@@ -242,11 +236,7 @@ def rule_of_thumb(member_risks: ArrayLike) -> RuleOfThumb:
 
 
 def necessary_size(eta1: float) -> int:
-    """⌊1/η₁⌋ + 1: the fewest members with which one robust member among broken ones can beat f₁ (Theorem 3).
-
-    Broken means η_i = 1, as in BAT, where η(α) ≥ min(η₁, 1/M). With ⌈1/η₁⌉ members, the size of
-    Equation 16, they can be as good as f₁. Either size is necessary, not sufficient.
-    """
+    """⌊1/η₁⌋ + 1: the fewest members with which f₁ can be beaten where all others always fail (Theorem 3)."""
     (risk,) = as_risks("eta1", [eta1])
     if risk == 0:
         raise InputError("eta1 is 0; a member that is never fooled cannot be improved on")
@@ -255,10 +245,7 @@ def necessary_size(eta1: float) -> int:
 
 
 def auxiliary_risk(member_risks: ArrayLike, probs: ArrayLike) -> float:
-    """h(α) = Σ_i (η_i − η_{i−1}) max_{j ≥ i} α_j over members sorted by risk, η_0 = 0 (proof of Theorem 3).
-
-    The risk of the best conceivable members with these risks: η(α) ≥ h(α) ≥ floor.
-    """
+    """h(α) = Σ_i (η_i − η_{i−1}) max_{j ≥ i} α_j, risks sorted, η_0 = 0: η(α) ≥ h(α) ≥ floor (proof of Theorem 3)."""
     risks = as_risks("member_risks", member_risks)
     order = np.argsort(risks, kind="stable")
     largest_from = np.maximum.accumulate(as_probs(probs, len(risks))[order][::-1])[::-1]

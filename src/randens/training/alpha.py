@@ -108,11 +108,7 @@ class AlphaRule:
 
 
 def due(part: SamplingPart, members: int, done: int, epochs: int) -> bool:
-    """Is α updated after epoch `done` of `epochs` of member number `members`?
-
-    "printed" (Algorithm 2): after every E_o epochs. "released": never up to the third member; from the fourth on
-    after every E_o epochs of the second half, and after the last epoch.
-    """
+    """Is α updated after epoch `done`: by Algorithm 2 ("printed"), or as in the authors' program ("released")?"""
     if part.rule == "printed":
         return done % part.every == 0
     half = epochs // 2
@@ -177,11 +173,7 @@ def exact(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, sweeps:
 
 
 def osp(rec: RandomizedEnsemble, x: Tensor, y: Tensor, attack: Attack, part: SamplingPart) -> Validated:
-    """α* by Algorithm 1 as printed: T_o projected subgradient steps of size a/t, the best α is returned.
-
-    Every α that is tried is evaluated by a fresh attack alone; the witnesses are those at the α returned. Up to three
-    members the candidates of Theorems 1 and 2 are attacked instead, as the paper does.
-    """
+    """α* by Algorithm 1 as printed, with a fresh attack at every α; up to three members, the best of the candidates."""
     members = len(rec.members)
     tried: list[Validated] = []
     if members <= MOST_CANDIDATE_MEMBERS:

@@ -1,8 +1,4 @@
-"""The state of a run, to and from checkpoints: one safetensors file each, written completely or not at all.
-
-The metadata holds the position as JSON and a SHA-256 over it and every tensor. The previous file is kept. Random
-numbers depend only on the position, so nothing else is needed to continue.
-"""
+"""A run's state to and from safetensors files with checksums, written completely or not at all; two are kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The training engine of all methods: stages, epochs, batches, adversarial examples, steps, validation.
-
-Random numbers come from generators that are seeded by their purpose and place in the run, never from torch's global
-one, so a run that was killed and continued uses the same as an uninterrupted one.
-"""
+"""The engine of all methods. Random numbers depend on purpose and place in the run only, so that it can continue."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""Losses that members minimize, adversaries that maximize them to make the training examples (PGD, FGSM-RS, N-FGSM and,
-for the paper's overfitting figure, ARC), and steps: optimizers, learning rates, moving averages.
+"""Losses that members minimize, adversaries that maximize them to make the training examples, and steps.
 
-A training loss calls the member itself, so each makes just the passes it needs. An adversary's objective is a function
-of all logits z [M, n, C]. All go through log_softmax: the log of a sum of softmaxes underflows for confident members.
-
-Adversaries return their last point, not the worst as attacks do, so they need no passes beyond the gradients. The
-attacked members are in eval mode, and only the input has a gradient.
+A training loss calls the member itself, so each makes just the passes it needs. Adversaries return their last point,
+not the worst as attacks do; the attacked members are in eval mode, and only the input has a gradient.
 """
 
 from __future__ import annotations

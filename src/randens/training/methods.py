@@ -164,11 +164,7 @@ class BAT(Method):
 
 
 class Bounded(Method):
-    """AT of all members at once, each on its own examples. For a share of the batch, `weight`, the loss is
-    σ(−margin), a smooth form of the ensemble's risk, at the examples of an attack that maximizes the members' mean
-    of it. A bounded loss gives little weight to examples that are far from correct, so members may differ in the
-    inputs they classify correctly.
-    """
+    """AT of all members; a share `weight` of the batch minimizes σ(−margin) at examples of an attack on its mean."""
 
     name = "bounded"
     level = "bounded"
