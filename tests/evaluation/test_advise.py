@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks.planted import linear
-from tests.evaluation.planted import exact, on_a_line
+from tests.evaluation.evaluated import evaluate
+from tests.evaluation.planted import THREAT, exact, on_a_line
 
 from randens import RandomizedEnsemble, Threat, advise, attacks
 from randens.core.errors import InputError
@@ -56,6 +57,7 @@ def test_equal_members_gain_nothing_by_drawing() -> None:
         "sampled uniformly",
         "average of 2 of 3, sampled",
         "average of all 3",
+        "vote of 3, class 1 above 0.5",
     }
     values = {option.accuracy.robust.value for option in found.options}
     assert values == {0.5}  # 0.6 is wrong as it is, and 0.4 is within reach of the boundary
@@ -105,3 +107,26 @@ def test_attempts_decide_and_are_counted() -> None:
     for bad in (0, -1, 1.5):
         with pytest.raises(InputError, match="attempts"):
             advise(rec, data, attack, attempts=bad)
+
+
+def test_the_best_threshold_vote_is_at_least_as_robust_as_sampling() -> None:
+    """With two classes, for every α; and it is `rec.threshold_vote` on the same worst inputs."""
+    rec, x, _ = on_a_line([(1, 0.6), (-1, 0.4), (1, 0.5)], [0.1, 0.35, 0.5, 0.55, 0.62, 0.8], [0.5, 0.2, 0.3])
+    attack = attacks.create("saddle", THREAT)
+    for label in (0, 1):
+        y = torch.full((6,), label)
+        result = evaluate(rec, (x, y), attack)
+        vote = next(o for o in advise(rec, (x, y), attack).options if o.kind == "vote")
+        assert (vote.k, vote.accuracy.robust) >= (3, result.robust)
+        threshold = float(vote.name.rpartition(" ")[2])
+        module = rec.threshold_vote(threshold)
+        assert float((module(x).argmax(1) == y).double().mean()) == pytest.approx(vote.accuracy.natural)
+        worst = module(torch.from_numpy(result.x_adv)).argmax(1) == y
+        assert float(worst.double().mean()) == pytest.approx(vote.accuracy.robust)
+    mean = np.mean(
+        [(rec.threshold_vote(t)(x).argmax(1) == 1).double().mean() for t in np.linspace(0, 0.999, 200)]
+    )
+    share = (rec.verdicts(x) == 1).double() @ rec.probs
+    assert mean == pytest.approx(float(share.mean()), abs=0.01)
+    with pytest.raises(InputError, match="threshold is 1"):
+        rec.threshold_vote(1)

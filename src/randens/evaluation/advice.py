@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 class Option(Row):
     """One option for deployment, with the FLOPs of one inference on average over the draw.
 
-    kind: "member", "sampled", "subset", "deterministic" or "network". k: the number of networks per input.
+    kind: "member", "sampled", "subset", "deterministic", "vote" or "network". k: the number of networks per input.
     risks: expected error of every input under attack, after the attempts that the advice is about, [n].
     """
 
@@ -221,13 +221,12 @@ def _option(
     """An ensemble sampled with `probs`."""
     risks = one.pool.best(probs)[0]
     risks = (risks > 0).astype(float) if attempts == math.inf else 1 - (1 - risks) ** attempts
-    flops = np.array([models.flops(m, one.x.shape[1:]) for m in one.rec.members], dtype=np.float64)
     accuracy = Accuracy(*(estimate(1 - errors, level) for errors in (one.clean @ probs, risks)))
-    return Option(name, accuracy, float(probs @ flops), kind, k, risks)
+    return Option(name, accuracy, float(probs @ _flops(one)), kind, k, risks)
 
 
 def _own(known: Witnesses, alpha: Array, attempts: float) -> Iterator[Option]:
-    """The best member, and sampling with α and uniformly."""
+    """The best member, sampling with α and uniformly, and for two classes the best threshold vote."""
     members, best = len(alpha), int(known.pool.foolable.mean(axis=0).argmin())
     uniform, level = np.full(members, 1 / members), joint(_CONFIDENCE, members)
     yield _option(f"best member, number {best}", "member", 1, known, np.eye(members)[best], attempts, level)
@@ -235,6 +234,31 @@ def _own(known: Witnesses, alpha: Array, attempts: float) -> Iterator[Option]:
         yield _option("sampled with α", "sampled", 1, known, alpha, attempts)
     if members > 1:
         yield _option("sampled uniformly", "sampled", 1, known, uniform, attempts)
+    if np.count_nonzero(alpha) > 1 and known.classes == 2:
+        yield _vote(known, alpha)
+
+
+def _vote(known: Witnesses, alpha: Array) -> Option:
+    """`rec.threshold_vote` at the most robust threshold on these inputs, which no attempt changes.
+
+    With members of weight w fooled, class 1 has the weight w where the label is 0, else 1 − w. So the worst case of
+    the ensemble at α is that of every threshold.
+    """
+    one = known.y.numpy() == 1
+    clean, worst = (np.where(one, 1 - w, w) for w in (known.clean @ alpha, known.pool.best(alpha)[0]))
+    thresholds = [t for t in {0.5, 0.0, *(worst + 0.0).round(9).tolist()} if t < 1 - _SLACK]
+
+    def errors(share: Array, threshold: float) -> Array:
+        return ((share > threshold + _SLACK) != one).astype(np.float64)
+
+    best = min(thresholds, key=lambda t: (errors(worst, t).mean(), errors(clean, t).mean(), abs(t - 0.5)))
+    accuracy = Accuracy(*(estimate(1 - errors(share, best), _CONFIDENCE) for share in (clean, worst)))
+    used, name = int((alpha > 0).sum()), f"vote of {np.count_nonzero(alpha)}, class 1 above {best:.3g}"
+    return Option(name, accuracy, float(_flops(known)[alpha > 0].sum()), "vote", used, errors(worst, best))
+
+
+def _flops(known: Witnesses) -> Array:
+    return np.array([models.flops(m, known.x.shape[1:]) for m in known.rec.members], dtype=np.float64)
 
 
 def _survives(known: Witnesses, probs: Array) -> float:
@@ -258,7 +282,8 @@ def _choices(options: Sequence[Option], members: int) -> tuple[Choice, ...]:
     single, made = options[0], []
     for compute in sorted({1, min(2, members), members}):
         budget = compute * max(o.flops for o in options if o.k == 1 and o.kind != "network")
-        affordable = [o for o in options if o.flops <= budget * (1 + _SLACK)]
+        # A vote is for comparison: it has no gradients to test it by, and no export.
+        affordable = [o for o in options if o.flops <= budget * (1 + _SLACK) and o.kind != "vote"]
         top = min(affordable, key=lambda o: (float(o.risks.mean()), o.flops))
         # Both are chosen on these inputs: the one among the members, the other among the options.
         level = joint(_CONFIDENCE, max(members, len(affordable)))
