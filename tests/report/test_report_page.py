@@ -173,9 +173,9 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
 def test_runs_are_compared_over_the_same_inputs(tmp_path: Path) -> None:
     one, two = chosen_evaluation(3, seed=1), chosen_evaluation(2, seed=2, share=0.6)
     text = text_of(chosen_run(tmp_path / "one", one), chosen_run(tmp_path / "two", two))
-    expected = difference(1 - two.risk, 1 - one.risk)
-    assert f"{100 * expected:+.1f} ({100 * expected.low:+.1f} to {100 * expected.high:+.1f})" in text
-    assert f"one is {100 * abs(expected):.1f} points more robust than two (" in text
+    expected = difference(1 - one.risk, 1 - two.risk)
+    interval = f"{100 * expected.low:+.1f} to {100 * expected.high:+.1f} points"
+    assert f"one is {100 * expected:.1f} points more robust than two (95% interval {interval})" in text
     assert "other data" in str(compare(one, chosen_evaluation(2, data="mnist")))
     assert "other inputs" in str(compare(one, chosen_evaluation(2, n=one.n - 1)))
 

@@ -72,10 +72,7 @@ def made(
 
 
 def beyond_chance(more: NDArray[np.float64], less: NDArray[np.float64], confidence: float = 0.98) -> bool:
-    """Whether risks [n] exceed others on the same inputs by more than the choice of inputs explains.
-
-    Two attacks of the same strength find different errors on a few inputs, which is no fault.
-    """
+    """Whether risks [n] exceed others on the same inputs by more than the choice of inputs explains."""
     return len(more) > 1 and difference(more, less, confidence).low > 1e-12
 
 
@@ -155,10 +152,7 @@ class Probes:
         return [*range(self.members), *([_ENSEMBLE] if self.members > 1 else [])]
 
     def errors(self, who: int, name: str, scale: float = 1.0, **options: Any) -> NDArray[np.bool_]:
-        """Errors [n, M] on the points of an attack on a member alone or the ensemble, at `scale` times the radius.
-
-        Beyond the threat's radius only the attacked member is asked.
-        """
+        """Errors [n, M] on the points of an attack on a member alone or the ensemble, at `scale` times the radius."""
         key = (who, name, scale, *sorted(options.items()))
         if key in self._made:
             return self._made[key]
@@ -172,7 +166,7 @@ class Probes:
         progress = within(known.progress, f"audit, {named(who)}, {scale:g} ε")
         found = attack.run(target, (known.x, known.y), progress=progress)
         known.now, known.cost = known.now + found.cost, known.cost + found.cost
-        if scale <= 1:
+        if scale <= 1:  # beyond the threat's radius only the attacked member is asked
             table = known.judge(np.arange(self.n), found.x_adv, [name] * self.n)
         else:
             table = np.zeros((self.n, self.members), dtype=bool)

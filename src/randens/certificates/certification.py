@@ -92,10 +92,7 @@ class Certification(Result):
 
     @cached_property
     def best(self) -> Sampling:
-        """The probabilities with the smallest certified risk, with proof that none are better on this profile.
-
-        On test data this is a bound to look at; choose probabilities by it on validation data.
-        """
+        """The probabilities with the smallest certified risk, with proof that none are better on this profile."""
         return optimal_sampling(self.profile, clean_risks=self.clean.mean(axis=0))
 
     def rows(self) -> list[tuple[str, float, float]]:
@@ -141,7 +138,6 @@ def certify(
     threat: Threat | None = None,
     *,
     eps: float | str | None = None,
-    joint: bool = True,
     pool: WitnessPool | None = None,
     **settings: Unpack[Part],
 ) -> Certification:
@@ -153,8 +149,6 @@ def certify(
         As for `randens.evaluate`; networks of affine operations and ReLU.
     threat, eps : Threat, float, optional
         The perturbation set; None: the ensemble's own.
-    joint : bool
-        Refute sets of members (λ-certificates), not only single ones.
     pool : WitnessPool, optional
         Known witnesses of these members and inputs, for the lower bound; sets that they fool cannot be refuted.
     **settings
@@ -177,15 +171,14 @@ def certify(
     if isinstance(threat, FiniteThreat):
         raise InputError("threat is a finite set, for which evaluate is exact; certificates are for balls")
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
-        if case.rec.stochastic:
-            raise InputError("model answers at random; only deterministic members can be certified")
+        case.need_members("certificates are")
         known = Witnesses(
             case.rec, case.data, case.threat, store=case.store, pool=pool, progress=case.progress
         )
-        return _certified(case, known, joint)
+        return _certified(case, known)
 
 
-def _certified(case: Case, known: Witnesses, joint: bool) -> Certification:
+def _certified(case: Case, known: Witnesses) -> Certification:
     """Bounds of all members on chunk after chunk, and for every input the sets that they do not exclude."""
     rec, (n, members) = known.rec, known.clean.shape
     known.threat.check(known.x)
@@ -209,7 +202,7 @@ def _certified(case: Case, known: Witnesses, joint: bool) -> Certification:
                 region[j : j + 1],
                 -np.array([float(slack[j]) for _, _, slack in parts]),
             )
-            left = exact.possible(problem, fooled.tolist(), joint=joint and members <= _MOST_MEMBERS)
+            left = exact.possible(problem, fooled.tolist(), joint=members <= _MOST_MEMBERS)
             certified[first + j] = [not targets for targets in left.options]
             if (fooled & certified[first + j]).any():
                 raise ModelError(f"a witness fools certified members of input {first + j}; is it of others?")

@@ -56,10 +56,7 @@ class Option(Row):
 
 @dataclass(frozen=True)
 class Choice:
-    """What to deploy at a budget of `compute` members per inference, and why.
-
-    ahead: robust accuracy of the chosen option minus that of the best member, over the same inputs.
-    """
+    """What to deploy at a budget of `compute` members, why, and how far ahead of the best member it is."""
 
     compute: int
     option: str

@@ -162,10 +162,7 @@ def attack_all(known: Witnesses, case: Case, several: Sequence[NDArray[np.float6
 
 
 def attack_average(known: Witnesses, case: Case, pool: WitnessPool | None = None) -> Witnesses:
-    """Attack the average of all logits: by the ensemble's worst cases, then by its own attacks.
-
-    Its witnesses are also tested on the members. pool: witnesses of the average that are known.
-    """
+    """Attack the average of all logits, also by the ensemble's worst cases; its witnesses are tested on the members."""
     one = RandomizedEnsemble([average_of(known.rec)])
     mean = Witnesses(one, known.data, known.threat, store=known.store, pool=pool, progress=known.progress)
     worst = torch.from_numpy(known.pool.worst(known.rec.probs, known.x.numpy()))
@@ -244,14 +241,12 @@ class Witnesses:
         return [sentence for sentence, who in said.items() if who]
 
     def attack(self, attack: Attack, probs: NDArray[np.float64], task: str) -> None:
-        """Attack the inputs whose risk at `probs` can still increase, starting from the known witnesses.
-
-        Members with probability 0 are not attacked; the others' witnesses are shown to them.
-        """
+        """Attack the inputs whose risk at `probs` can still increase, starting from the known witnesses."""
         if attack.enumerates:  # all fooled sets of all members, once
             probs = np.full(len(self.rec), 1 / len(self.rec))
         if self.threat.eps == 0 and not attack.enumerates:  # the inputs themselves are known
             return
+        # Members with probability 0 are not attacked; the others' witnesses are shown to them.
         drawn, others = np.flatnonzero(probs), np.flatnonzero(probs == 0)
         risks = self.pool.best(probs)[0]
         search, reached = self._search(attack, drawn, probs)

@@ -137,10 +137,7 @@ def prepare(
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Case]:
-    """Model, data and attacks that fit each other, on the device; the settings are those of `evaluate`.
-
-    Inside, gradients are possible whatever mode the caller is in; on leaving, members are where and as they were.
-    """
+    """Model, data and attacks that fit each other, on the device, with gradients; members are left as they were."""
     is_run = isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file()
     run = Run.open(model) if is_run else None
     if run is not None and data is None:
@@ -179,10 +176,7 @@ def prepare(
 
 
 def load_model(spec: str | os.PathLike[str]) -> Any:
-    """The classifier that a string names: a run or ensemble folder, a zoo name, or what `models.from_spec` takes.
-
-    A factory with a required argument makes a random classifier: it is called with a seed for every draw.
-    """
+    """The classifier that a string names; a factory with a required argument is called with a seed for every draw."""
     text, path = os.fspath(spec), Path(spec)
     if path.is_dir():
         return load(path if (path / "ensemble.json").is_file() else Run.open(path).ensemble)
@@ -255,10 +249,7 @@ def as_attacks(
     known: Threat | None = None,
     seed: int = 0,
 ) -> tuple[Attack, ...]:
-    """Attacks from attacks, names, presets or nothing (``standard``; all of a finite set), against one threat.
-
-    `known` is the ensemble's own threat, the default. What contradicts an attack's own threat is refused.
-    """
+    """Attacks from attacks, names, presets or nothing, against one threat; `known`, the ensemble's, is the default."""
     several = isinstance(attack, Sequence) and not isinstance(attack, str)
     default = "finite" if isinstance(threat, FiniteThreat) else "standard"
     given: list[Any] = [default] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]

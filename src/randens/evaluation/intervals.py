@@ -119,10 +119,7 @@ def two_way(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def exact_binomial(successes: int, trials: int, confidence: float = 0.95) -> Estimate:
-    """Share of successes in independent trials, with the exact interval of Clopper and Pearson.
-
-    Of trials with different probabilities it covers the mean: their count varies less (Hoeffding 1956).
-    """
+    """Share of successes in independent trials, with the exact interval of Clopper and Pearson."""
     tail = _error(confidence) / 2
     low = float(betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
     high = float(betaincinv(successes + 1, trials - successes, 1 - tail)) if successes < trials else 1.0

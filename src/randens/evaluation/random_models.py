@@ -317,8 +317,7 @@ class _Adversary:
         return 1 - float(fooled.double().mean())
 
     def choose(self) -> NDArray[np.int64]:
-        """For every input the candidate with the highest risk on the selection draws; of equal ones, that of the
-        attack which does best overall."""
+        """For every input the candidate with the highest risk on the selection draws; of equal ones the best."""
         order = np.argsort(-self.risks.mean(axis=1), kind="stable")
         return np.asarray(order[np.argmax(self.risks[order], axis=0)], dtype=np.int64)
 

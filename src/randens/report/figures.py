@@ -381,10 +381,7 @@ def landscape(result: Evaluation) -> Figure:
 
 
 def solve(profile: RiskProfile, clean_risks: Any = None) -> Sampling | None:
-    """The optimum over all probabilities on this profile, with its certificate.
-
-    None for one member, where there is nothing to choose, and for many, where it may take minutes.
-    """
+    """The proven optimum on this profile; None for one member, and for many, where it may take minutes."""
     if not 2 <= profile.members <= MOST_SOLVED:
         return None
     return optimal_sampling(profile, method="exact", clean_risks=clean_risks)

@@ -29,17 +29,9 @@ from randens.report.sections import cards, missing, results, sections
 from randens.risk import RiskProfile, Sampling, candidates
 from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
 
-__all__ = ["EXAMPLES", "fill", "landscape_data", "render", "write_explorer", "write_page", "write_report"]
+__all__ = ["fill", "landscape_data", "render", "write_explorer", "write_page", "write_report"]
 
 MOST_BYTES = 6_000_000
-EXAMPLES: dict[str, str] = {
-    "two that conflict at 6 of 10 inputs": "0.6: 10 01\n0.4: 00",
-    "any one of three but never two": "0.6: 100 010 001\n0.4: 000",
-    "any two of three but not all": "0.5: 110 101 011\n0.5: 000",
-    "a strong member and two weak ones": "0.3: 100 010 001\n0.5: 010 001\n0.2: 000",
-    "a robust member beside a broken one": "0.45: 10 01\n0.55: 01",
-}
-"""Configurations to start from, as the page takes them."""
 
 
 def write_report(
@@ -128,11 +120,9 @@ def landscape_data(
     start: ArrayLike | None = None,
     optimum: Sampling | None = None,
 ) -> dict[str, Any]:
-    """Plain values for the page: the profile, points to mark by name, where to start, the optimum with its proof.
-
-    Sets are written as hexadecimal masks (bit i is member i), configurations separated by spaces.
-    """
+    """Plain values for the page: the profile, points to mark by name, where to start, the optimum with its proof."""
     edges = profile.starts.tolist()
+    # Sets are hexadecimal masks (bit i is member i), configurations are separated by spaces.
     words = [f"{mask:x}" for mask in profile.masks.tolist()]
     return {
         "members": profile.members,
@@ -183,7 +173,6 @@ def write_explorer(output: str | os.PathLike[str]) -> Path:
         title="Risk landscapes by hand",
         data={"start": start},
         scripts=["landscape.js", "explore.js"],
-        examples=EXAMPLES,
     )
     write_atomic(output, text.encode())
     return Path(output)

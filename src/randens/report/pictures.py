@@ -65,10 +65,7 @@ def gallery(one: LoadedRun, result: Evaluation) -> list[Example] | str:
 
 
 def choose(result: Evaluation, count: int = 12) -> list[int]:
-    """Choose inputs that all members classify correctly and an attack fools.
-
-    A kind is a set of fooled members; the kinds alternate, the most frequent first.
-    """
+    """Inputs that all members classify correctly and an attack fools; the sets of fooled members alternate."""
     kinds: dict[bytes, list[int]] = defaultdict(list)
     for index in np.flatnonzero((result.risk > 0) & ~result.clean.any(axis=1)).tolist():
         kinds[result.errors[index].tobytes()].append(index)

@@ -86,10 +86,7 @@ class LoadedRun:
 
     @property
     def passes(self) -> float:
-        """Member passes to train the run: those of its own method, and those of the runs that it started from.
-
-        Another network in the folder, such as a baseline that it is compared with, does not count.
-        """
+        """Member passes to train the run: those of its own method, and those of the runs that it started from."""
         first = self.recipe.get("first") or []
         names = {Path(str(path)).name for path in ([first] if isinstance(first, str) else first)}
         own = self.recipe.get("method")
@@ -168,25 +165,25 @@ def _epochs(folder: Path) -> list[dict[str, Any]]:
     return [line for line in Run(folder, {}).metrics() if line.get("event") == "epoch"]
 
 
-def compare(first: Evaluation, other: Evaluation) -> tuple[Estimate, Estimate] | str:
-    """Natural and robust accuracy of `other` minus those of `first`, or why they cannot be compared."""
-    if first.about.threat != other.about.threat:
-        radii = [radius_text(e.about.threat) for e in (other, first)]
-        return f"another threat: {radii[0]} instead of {radii[1]}"
-    if (first.about.data, first.about.split) != (other.about.data, other.about.split):
-        used = [called(e.about.data, e.about.split) for e in (other, first)]
-        return f"other data: {used[0]} instead of {used[1]}"
-    options = [
-        [{k: v for k, v in attack.items() if k not in _IDLE} for attack in e.about.attacks]
-        for e in (first, other)
-    ]
-    if options[0] != options[1]:
-        names = [", ".join(map(attack_name, e.about.attacks)) for e in (other, first)]
-        return f"other attacks or options: {names[0]} instead of {names[1]}; evaluate both alike"
-    if first.n != other.n:
-        return f"other inputs: {other.n} instead of {first.n}; evaluate both alike"
-    natural = difference(1 - other.clean @ other.probs, 1 - first.clean @ first.probs, first.confidence)
-    return natural, difference(1 - other.risk, 1 - first.risk, first.confidence)
+def compare(first: Evaluation, other: Evaluation) -> Estimate | str:
+    """Robust accuracy of `other` minus that of `first`, or why they cannot be compared."""
+    before = _compared(first)
+    for what, (value, text) in _compared(other).items():
+        if value != before[what][0]:
+            return f"{what}: {text} instead of {before[what][1]}; evaluate both alike"
+    return difference(1 - other.risk, 1 - first.risk, first.confidence)
+
+
+def _compared(result: Evaluation) -> dict[str, tuple[Any, str]]:
+    """What two evaluations must have in common, with its name for people."""
+    about = result.about
+    strength = [{k: v for k, v in attack.items() if k not in _IDLE} for attack in about.attacks]
+    return {
+        "another threat": (about.threat, radius_text(about.threat)),
+        "other data": ((about.data, about.split), called(about.data, about.split)),
+        "other attacks or options": (strength, ", ".join(map(attack_name, about.attacks))),
+        "other inputs": (about.n, f"{about.n}"),
+    }
 
 
 def labels(runs: Sequence[LoadedRun]) -> list[str]:
@@ -261,10 +258,9 @@ def gain(result: Evaluation) -> Estimate:
 
 def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -> str:
     """The robust accuracy of one evaluation against another's, in a sentence."""
-    found = compare(other, result)
-    if isinstance(found, str):
-        return f"{name} and {other_name} cannot be compared: {found}."
-    gained = found[1]
+    gained = compare(other, result)
+    if isinstance(gained, str):
+        return f"{name} and {other_name} cannot be compared: {gained}."
     interval = _interval(gained, result.confidence)
     if float(gained) == 0:
         return f"{name} is exactly as robust as {other_name} ({interval})."
@@ -274,11 +270,7 @@ def against(result: Evaluation, other: Evaluation, name: str, other_name: str) -
 
 
 def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
-    """Say whether a comparison with single networks is at equal training budgets.
-
-    baselines: member passes to train each of them. Without one of equal passes, part of a difference may be longer
-    training.
-    """
+    """Whether single networks were trained with as many member passes: else a difference may be longer training."""
     equal = [other for other, spent in baselines.items() if abs(passes / spent - 1) <= _EQUAL]
     if equal:
         return (

@@ -13,12 +13,12 @@ import numpy as np
 
 from randens.audits import Audit
 from randens.certificates import Certification
-from randens.evaluation import Advice, AttackedSampling, Curve, Estimate, Evaluation, RandomEvaluation
+from randens.evaluation import Advice, AttackedSampling, Curve, Evaluation, RandomEvaluation
 from randens.evaluation.tables import Table, between, count, percent, probs_text
 from randens.report import figures
 from randens.report.figures import MOST_SOLVED, Point
 from randens.report.pictures import Example, gallery
-from randens.report.runs import LoadedRun, about_text, compare, gain, labels, tried, worth
+from randens.report.runs import LoadedRun, about_text, gain, labels, tried, worth
 
 _COMMANDS = {
     "advice": ("what to deploy", "randens advise {}"),
@@ -123,7 +123,7 @@ def results(runs: Sequence[LoadedRun]) -> Section | None:
         return None
     said = "Lines are confidence intervals. A sampled answer costs one member; hollow: after 10 attempts."
     caption = f"{about_text(first.about)}. Exact over the sampling, on the worst perturbations found."
-    tables = [(caption, Table(first.table().headings, lines)), *_comparison(runs)]
+    tables = [(caption, Table(first.table().headings, lines))]
     return Section("results", "Results", [], tables, [_compute(points, said)])
 
 
@@ -139,22 +139,6 @@ def _compute(points: Sequence[Point], caption: str) -> Picture:
 
 def _titled(line: Sequence[str], title: str, members: int) -> Sequence[str]:
     return line if not title else (title if members == 1 else f"{title}: {line[0]}", *line[1:])
-
-
-def _comparison(runs: Sequence[LoadedRun]) -> list[tuple[str, Table]]:
-    """Each further run against the first, over the same inputs where possible."""
-    first, names = runs[0].evaluation, labels(runs)
-    lines = []
-    for one, name in zip(runs[1:], names[1:], strict=True):
-        if first is None or one.evaluation is None:
-            continue
-        found = compare(first, one.evaluation)
-        cells = (found, "") if isinstance(found, str) else tuple(map(_points, found))
-        lines.append((name, *cells, f"{one.passes:,.0f}" if one.passes else "unknown"))
-    caption = (
-        f"Differences to {names[0]} in points, with intervals; {runs[0].passes:,.0f} passes to train it."
-    )
-    return [(caption, Table(("run", "natural", "robust", "passes to train"), lines))] if lines else []
 
 
 def missing(one: LoadedRun) -> list[tuple[str, str]]:
@@ -356,10 +340,6 @@ def _recipe(one: LoadedRun) -> Section:
 
 def _capital(words: str) -> str:
     return words[:1].upper() + words[1:] if words[:1] != "α" else words  # no capital alpha
-
-
-def _points(found: Estimate) -> str:
-    return f"{100 * found:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
 
 
 def _path(one: LoadedRun) -> str:

@@ -80,10 +80,7 @@ class WitnessStore:
         self.fresh, self.verify = fresh, verify
 
     def load(self, scope: Scope) -> tuple[NDArray[np.int64], NDArray[np.int8], Tensor, list[str]]:
-        """Every stored point of these inputs within the threat that fools any member of any ensemble.
-
-        Returns rows [k], verdicts [k, M] (-1: not known), points [k, ...] and sources.
-        """
+        """Rows, verdicts (-1: unknown), points and sources of all that fools any member within the threat."""
         found: list[tuple[bytes, int, bytes, str]] = []
         known: dict[bytes, list[int]] = {}
         points = around = scope.x[:0]
