@@ -211,7 +211,7 @@ def failing(seed: int) -> nn.Module:
         (lambda: RandomizedModel(3), "model is int"),  # type: ignore[arg-type]
         (
             lambda: RandomizedModel(failing, 64).ensemble(),
-            r"the factory failed at seed 17 \(ValueError",
+            r"the factory fails at seed 17 \(ValueError",
         ),
         (lambda: RandomizedModel(lambda s: s, 4).freeze(2), "the factory returned a int"),  # type: ignore
         (lambda: RandomizedModel(Noise(), active=nn.Dropout), "active is Dropout; Noise has no such layer"),

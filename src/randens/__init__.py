@@ -62,19 +62,6 @@ _HOMES = {
     "export": "randens.deploy",
     "optimize_sampling": "randens.evaluation",
 }
-_ROOMS = (
-    "attacks",
-    "callbacks",
-    "data",
-    "deploy",
-    "evaluation",
-    "interop",
-    "models",
-    "report",
-    "risk",
-    "training",
-    "zoo",
-)
 
 __all__ = [
     "DeterministicEnsemble",
@@ -117,7 +104,7 @@ def __getattr__(name: str) -> Any:
     try:
         if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
-        if name in _ROOMS:
+        if name in __all__:
             return importlib.import_module(f"randens.{name}")
     except ModuleNotFoundError as error:
         if error.name != "torch":

@@ -19,6 +19,7 @@ from randens import models, saved
 from randens.core.devices import full_float32
 from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.core.files import AnyPath
+from randens.models.outputs import evaluating
 from randens.risk.sets import as_probs
 from randens.threat import FiniteThreat, Threat
 
@@ -29,25 +30,11 @@ _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds t
 
 
 @contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for submodule, training in modes:
-            submodule.training = training
-
-
-@contextlib.contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients for parameters, both restored on leaving."""
     wanted = [(p, p.requires_grad) for p in module.parameters()]
     if any(parameter.is_inference() for parameter, _ in wanted):
-        raise InputError(
-            "members hold weights made in torch.inference_mode(); make or load them outside of it"
-        )
+        raise InputError("members hold weights made in torch.inference_mode(); make or load them outside")
     for parameter, _ in wanted:
         parameter.requires_grad_(False)
     try:
@@ -75,13 +62,9 @@ class _Ensemble(nn.Module):
         if not listed or kinds or not members:
             one = f"one {type(members).__name__}"
             said = one if not listed else f"a list of {kinds[0]}" if kinds else "empty"
-            raise InputError(
-                f"members is {said}; give a list of classifiers, [f1, f2, …], as torch.nn.Module"
-            )
+            raise InputError(f"members is {said}; give a list of torch.nn.Module, [f1, f2, …]")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
-            raise InputError(
-                f"classes is {classes!r}; give the classes' names, e.g. ['cat', 'dog'], or nothing"
-            )
+            raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
         described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]
         counts = {architecture["classes"] for architecture in described if "classes" in architecture}
         if len(counts) > 1:
@@ -248,9 +231,7 @@ class RandomizedEnsemble(_Ensemble):
         """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
         x, y = _as_pair(x, y)
         if self.stochastic:
-            raise InputError(
-                "some members answer at random; use randens.evaluate, or random_model.expanded(rec)"
-            )
+            raise InputError("members answer at random; use randens.evaluate, or random_model.expanded(rec)")
         verdicts, classes = self.verdicts(x), self._count
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
             held = f"labels from {int(y.min())} to {int(y.max())}"

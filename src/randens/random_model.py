@@ -149,13 +149,9 @@ class RandomizedModel(nn.Module):
                 made = self.factory(seed)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-            raise InputError(
-                f"the factory failed at seed {seed} ({reason}); it must take every seed"
-            ) from error
+            raise InputError(f"the factory fails at seed {seed} ({reason}); it must take any seed") from error
         if not isinstance(made, nn.Module):
-            raise InputError(
-                f"the factory returned a {type(made).__name__}; it must return a torch.nn.Module"
-            )
+            raise InputError(f"the factory returned a {type(made).__name__}; it must make a torch.nn.Module")
         for layer, mode in _modes(made, self.active):
             layer.training = mode
         return made

@@ -117,9 +117,7 @@ class Threat:
             except (TypeError, ValueError):
                 raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest) or None") from None
             if not -_FAR <= low < high <= _FAR:
-                raise InputError(
-                    f"bounds is {self.bounds!r}; the first value must be below the second, both within ±{_FAR:g}"
-                )
+                raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest), both within ±{_FAR:g}")
             object.__setattr__(self, "bounds", (low, high))
 
     def _check_radius(self, low: float, high: float) -> None:
@@ -179,9 +177,7 @@ class Threat:
     def check(self, x: Tensor) -> None:
         """Refuse inputs that are not floating point, not finite, or outside the box."""
         if not x.is_floating_point():
-            raise InputError(
-                f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255 for images in 0..255"
-            )
+            raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
         if not bool(torch.isfinite(x).all()):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
         if self.bounds is not None and x.numel():
@@ -385,9 +381,7 @@ class FiniteThreat(Threat):
         """Shape, bounds, and the same results `again` on the second half of the inputs."""
         if not isinstance(made, Tensor) or made.shape != x.shape or made.dtype != x.dtype:
             kind = f"{made.dtype} {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
-            raise InputError(
-                f"transforms: {name} makes {kind} of {x.dtype} {tuple(x.shape)}; keep both the same"
-            )
+            raise InputError(f"transforms: {name} makes {kind} of {x.dtype} {tuple(x.shape)}; keep both")
         low, high = self.bounds or (-_FAR, _FAR)
         if not bool(((made >= low) & (made <= high)).all()):
             raise InputError(f"transforms: {name} leaves the bounds [{low:g}, {high:g}]; clamp what it makes")

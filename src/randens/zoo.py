@@ -20,9 +20,7 @@ def _root() -> Path:
     for folder in (here / "zoo_runs", here.parents[1] / "zoo"):
         if folder.is_dir():
             return folder
-    raise FileError(
-        "this installation has no zoo; it comes with the wheel and with a clone of the repository"
-    )
+    raise FileError("this installation has no zoo; it comes with the wheel and a clone of the repository")
 
 
 def names() -> tuple[str, ...]:

@@ -190,5 +190,5 @@ def test_exact_refuses_what_is_not_linear() -> None:
     with pytest.raises(InputError, match=r"a member \(.*\) is not linear in its input"):
         attack("exact", given.threat)(given.rec, given.x, given.y)
     many = RandomizedEnsemble([nn.Linear(3, 2) for _ in range(11)])
-    with pytest.raises(InputError, match="the ensemble has 11 members; the exact attack takes at most 10"):
+    with pytest.raises(InputError, match="there are 11 members; the exact attack takes at most 10"):
         attack("exact", Threat("linf", 0.1, None))(many, torch.rand(4, 3), torch.zeros(4, dtype=torch.int64))

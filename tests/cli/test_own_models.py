@@ -110,7 +110,7 @@ def test_a_random_model_is_evaluated_and_has_a_page(shell: Shell) -> None:
     ("options", "message"),
     [
         (("own_models:Noisy", *RANDOM), "RandomizedModel"),
-        (("own_models:seeded", *RANDOM), "the factory failed at seed 5"),
+        (("own_models:seeded", *RANDOM), "the factory fails at seed 5"),
         (("own_models:noisy",), "give --data"),
         (("own_models:noisy", *RANDOM, "--attempts", "inf"), "attempts is inf"),
         (("own_models:noisy", *RANDOM, "--eps", "0:0.1:3"), "answers at random"),

@@ -278,7 +278,7 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    with pytest.raises(ModelError, match=r"pyautoattack cannot be imported .*other-libraries"):
+    with pytest.raises(ModelError, match=r"cannot import pyautoattack .*other-libraries"):
         interop.from_autoattack(Threat("linf", 0.1))
 
 

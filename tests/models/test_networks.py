@@ -222,7 +222,7 @@ def test_a_network_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"input_shape": 32}, "positive sizes"),
         ({"mean": [0.5, 0.5]}, "mean has 2 values; the input has 3 channels"),
         ({"std": float("nan")}, r"\(mean, std\) = \(0.0, nan\)"),
-        ({"std": 0.0}, "standard deviations positive"),
+        ({"std": 0.0}, "deviations positive"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

@@ -41,7 +41,7 @@ def test_barre_on_a_network_named_by_its_function(tmp_path: Path, monkeypatch: p
         ("torch:zeros", {"size": [2]}, "cannot be called"),
         ("torch.nn:Flatten", {}, r"it must return logits \[2, 10\]"),
         ("torch.nn:Linear", {"in_features": 3, "out_features": 10}, "does not take inputs of shape"),
-        ("timm:resnet18", {"checkpoint_path": "a.pth"}, "would load weights"),
+        ("timm:resnet18", {"checkpoint_path": "a.pth"}, "loads weights"),
         ("timm:hf-hub:someone/net", {}, "name of a network of timm"),
     ],
 )

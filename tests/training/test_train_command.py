@@ -41,9 +41,9 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "batch_size=5000"], "the training set has only 1257 images"),
+        (["--set", "batch_size=5000"], "the training set has 1257 images"),
         (["--set", "model.name=resnet21"], "unknown model 'resnet21'"),
-        (["--set", "first=nowhere"], "first is 'nowhere'; there is no folder there"),
+        (["--set", "first=nowhere"], "first is 'nowhere', no folder"),
         (["--set", "model.name=timm:resnet18"], "set width, depth to none"),
         ([*_OWN, "--set", "model.name=nowhere:net"], "cannot be imported"),
         (["--devices", "4000"], "devices is 4000"),

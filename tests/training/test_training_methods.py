@@ -86,7 +86,7 @@ def test_a_given_first_member_is_taken_and_costs_nothing(tmp_path: Path) -> None
     assert _equal(_weights(chosen, 0), _weights(at, 0))
     # Nothing was trained, but the probabilities were chosen.
     assert [line["event"] for line in Run.open(tmp_path / "iat").metrics()] == ["finished"]
-    with pytest.raises(InputError, match=r"first is 'nowhere'; there is no folder there"):
+    with pytest.raises(InputError, match=r"first is 'nowhere', no folder"):
         train(small(first="nowhere"), tmp_path / "lost")
 
 

@@ -91,9 +91,7 @@ class ARC(Attack):
         residual = side * zeta
         from_center = residual - side * (w * local.flatten(1)).sum(dim=1)
         passing = b / (b - from_center).clamp_min(1e-6 * b) * residual.abs() + _RHO * s.threat.eps
-        beta = torch.where(from_center < b, passing, torch.full_like(passing, b)).clamp(
-            max=1e3 * s.threat.eps
-        )
+        beta = torch.where(from_center < b, passing, b).clamp(max=1e3 * s.threat.eps)
         # The first move of a step may have any length, because it is scaled.
         beta = torch.where(local.flatten(1).any(dim=1), beta, torch.full_like(beta, b))
         moved = s.threat.step(center + local, -(side[:, None] * w).reshape(local.shape), beta) - center

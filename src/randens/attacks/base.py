@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from randens.attacks.result import AttackResult, Cost, join
+from randens.attacks.result import AttackResult, join
 from randens.attacks.run import run_batches
 from randens.attacks.search import Search
 from randens.core.devices import is_dense
@@ -96,17 +95,13 @@ class Attack:
         """Attack `rec` (or a single classifier: an ensemble of one) on inputs x with labels y."""
         ensemble = as_ensemble(rec)
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise InputError(
-                f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors (run takes other data)"
-            )
+            raise InputError(f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors")
         if not is_dense(x) or not is_dense(y):
-            raise InputError(
-                f"x is {x.layout} on {x.device} and y {y.layout} on {y.device}; both must be dense"
-            )
+            raise InputError(f"x is {x.layout} on {x.device}, y {y.layout} on {y.device}; both must be dense")
         if (x.dim() and y.dim() != 1) or len(y) != len(x):
             raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
         if not len(x):
-            return _nothing(ensemble, x)
+            return Search(ensemble, x, y, self.threat).result()
         return join([found for _, found in run_batches(self, ensemble, (x, y), shared=False)])
 
     def batches(
@@ -163,21 +158,6 @@ def _check_option(option: dataclasses.Field[Any], value: object) -> None:
             raise InputError(f"{option.name} is {value!r}; it must be a number {valid}")
         if low == 0 and value == 0 and "range" not in option.metadata:
             raise InputError(f"{option.name} is {value!r}; it must be a number > 0")
-
-
-def _nothing(rec: RandomizedEnsemble, x: Tensor) -> AttackResult:
-    """The result on no inputs."""
-    none = torch.zeros(0, len(rec.members), dtype=torch.bool)
-    return AttackResult(
-        x_adv=x.detach(),
-        errors=none,
-        risk=torch.zeros(0, dtype=torch.float64),
-        clean_errors=none,
-        pool=WitnessPool(0, len(rec.members), x_adv=x.detach().cpu().numpy()),
-        cost=Cost(),
-        sources=(),
-        flags={name: [0.0] * len(rec.members) for name in ("zero_gradient", "nan_gradient", "unstable")},
-    )
 
 
 def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
@@ -238,14 +218,10 @@ def create(name: str, threat: Threat | None = None, **options: Any) -> Attack:
     """
     if threat is None:
         if "eps" not in options:
-            raise InputError(
-                f"the attack {name!r} needs a threat; give threat=Threat('linf', 8/255), or eps=8/255"
-            )
+            raise InputError(f"the attack {name!r} needs a threat: threat=Threat('linf', 8/255) or eps=8/255")
         threat = Threat(options.pop("norm", "linf"), options.pop("eps"))
     if "auto" in str(name).lower():
-        raise InputError(
-            f"unknown attack {name!r}; randens.interop.from_autoattack(threat) makes AutoAttack one"
-        )
+        raise InputError(f"unknown attack {name!r}; randens.interop.from_autoattack(threat) makes it one")
     cls, defaults = REGISTRY.get(str(name).strip().lower()) or unknown("attack", name, REGISTRY)
     valid = [option.name for option in dataclasses.fields(cls) if option.name != "threat"]
     for option in options:

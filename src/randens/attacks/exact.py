@@ -90,9 +90,7 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
         point = zero.clone().requires_grad_(True)
         z = wide(point).squeeze(0)
         if not z.requires_grad:
-            raise InputError(
-                f"a member ({kind}) gives no gradients; the exact attack needs linear members that do"
-            )
+            raise InputError(f"a member ({kind}) gives no gradients; the exact attack needs them")
         lines = [torch.autograd.grad(value, point, retain_graph=True)[0].flatten() for value in z]
     weight = torch.stack(lines)
     with torch.no_grad():
@@ -102,9 +100,7 @@ def affine(member: nn.Module, example: Tensor) -> tuple[Array, Array]:
         z = wide(probe)
         gap = (z - probe.flatten(1) @ weight.T - bias).abs().max()
     if float(gap) > 1e-6 * float(z.abs().max()):
-        raise InputError(
-            f"a member ({kind}) is not linear in its input; the exact attack needs linear members"
-        )
+        raise InputError(f"a member ({kind}) is not linear in its input; the exact attack needs linear ones")
     return weight.numpy(), bias.numpy()
 
 
@@ -146,12 +142,7 @@ def verify(problem: LinearProblem, found: Optimum, probs: Array) -> bool:
     return True
 
 
-def possible(
-    problem: LinearProblem,
-    known: Sequence[Sequence[bool]] = (),
-    *,
-    joint: bool = True,
-) -> Possible:
+def possible(problem: LinearProblem, known: Sequence[Sequence[bool]] = (), *, joint: bool = True) -> Possible:
     """Which members may be fooled, alone and, with `joint`, together: sets of them are refuted by λ-certificates.
 
     Sets of `known` are fooled by a witness, so that nothing refutes them. A set that could be fooled in more than
@@ -343,9 +334,7 @@ class Exact(Attack):
 
     def search(self, s: Search) -> None:
         if s.members > _MOST_MEMBERS:
-            raise InputError(
-                f"the ensemble has {s.members} members; the exact attack takes at most {_MOST_MEMBERS}"
-            )
+            raise InputError(f"there are {s.members} members; the exact attack takes at most {_MOST_MEMBERS}")
         probs, rows = s.probs.cpu().numpy(), s.open
         if not len(rows):
             return

@@ -51,14 +51,13 @@ Norm = Annotated[
     typer.Option(case_sensitive=False, help="Norm of the perturbations instead of the run's."),
 ]
 Eps = Annotated[
-    str | None, typer.Option(help="Radius instead of the run's, e.g. 0.03 or 8/255; pixels go from 0 to 1.")
+    str | None, typer.Option(help="Radius instead of the run's, e.g. 8/255 (pixels from 0 to 1).")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; auto uses a CUDA GPU if there is one.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Ignore stored witnesses; new ones are stored.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Score every stored witness again.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(help="Write there: .json, a table (.md, .tex) or a drawing (.png, .svg, .pdf)."),
+    Path | None, typer.Option(help="Write there: .json, a table (.md, .tex) or a drawing (.png, .svg, .pdf).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -118,9 +117,7 @@ class Case:
             written.append(self.run.write(result.kind, document))
         lines = [self.name, repr(result), *(f"Written to {path}." for path in written)]
         if now := getattr(result, "now", None):
-            lines.insert(
-                2, f"{now.forwards:,} forward and {now.backwards:,} backward member passes in this call."
-            )
+            lines.insert(2, f"{now.forwards:,} forward and {now.backwards:,} backward passes in this call.")
         show(document, as_json, lines)
 
 
@@ -165,9 +162,7 @@ def open_model(model: str, data: str | None) -> tuple[Any, str, Run | None]:
         model, data = model.lower(), data or run_data(Run.open(zoo.path(model)))
     made = load_model(model)
     if data is None:
-        raise InputError(
-            f"{model} does not name its data; give --data: a data set's name, a folder of images or an .npz file"
-        )
+        raise InputError(f"{model} names no data; give --data: a name, a folder of images or an .npz file")
     return made, data if Path(data).exists() else data.lower(), run
 
 

@@ -13,9 +13,7 @@ from randens.core.errors import FileError
 from randens.core.files import plain
 from randens.core.progress import bars
 
-app = typer.Typer(
-    help="List, fetch, verify and locate data sets.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="List, fetch, verify and find data sets.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
@@ -39,9 +37,7 @@ def list_(as_json: Json = False) -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAMES", help="Data sets; `randens data list` shows them.")
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="NAMES", help="As `randens data list` shows them.")],
     source: Annotated[
         Path | None,
         typer.Option("--from", help="Folder or archive with the official files, instead of other sources."),

@@ -29,9 +29,7 @@ def evaluate(
     ] = None,
     attempts: Annotated[
         str | None,
-        typer.Option(
-            help="Also against attackers who may try so often, e.g. 1,2,10,inf: for both kinds of draw."
-        ),
+        typer.Option(help="Also against attackers who may try so often, e.g. 1,2,10,inf, for both kinds."),
     ] = None,
     output: choices.Output = None,
     device: choices.Device = "auto",

@@ -11,9 +11,7 @@ from randens.core.errors import InputError, number
 
 
 def explain(
-    risks: Annotated[
-        list[str], typer.Argument(metavar="RISKS", help="The members' adversarial risks, e.g. 0.42 0.45 0.5.")
-    ],
+    risks: Annotated[list[str], typer.Argument(metavar="RISKS", help="Members' risks, e.g. 0.42 0.45 0.5.")],
     classes: Annotated[int | None, typer.Option(help="The number of classes.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -14,9 +14,7 @@ from randens.core.errors import unknown
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUNS", help="Run folders; the first is the subject, the others are compared with it."
-        ),
+        typer.Argument(metavar="RUNS", help="Run folders; the others are compared with the first."),
     ],
     output: Annotated[
         Path | None, typer.Option(help="Where the page goes; report.html of the first run by default.")

@@ -32,15 +32,11 @@ def train(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder of images to train on, with one folder per class, in train/ and validation/."
-        ),
+        typer.Option(help="A folder of images to train on, one folder per class, in train/ and validation/."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", help="Another value for a field of the recipe, e.g. optimizer.lr=0.05; repeatable."
-        ),
+        typer.Option("--set", help="Another value for a recipe's field, e.g. optimizer.lr=0.05; repeatable."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     devices: Annotated[
@@ -67,9 +63,7 @@ def train(
 
     if recipe is None:
         names = sorted(shipped_recipes())
-        show(
-            {"recipes": names}, as_json, ["Recipes that come with randens:", *(f"  {name}" for name in names)]
-        )
+        show({"recipes": names}, as_json, ["Recipes in randens:", *(f"  {name}" for name in names)])
         return
     given = {"device": device, "devices": devices, "nodes": nodes, "precision": precision}
     options = [f"{name}={value}" for name, value in given.items() if value is not None]

@@ -10,9 +10,7 @@ from rich.table import Table
 
 from randens.cli.choices import Json, show
 
-app = typer.Typer(
-    help="Trained ensembles that come with randens.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Trained ensembles of randens.", no_args_is_help=True, rich_markup_mode=None)
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="An entry; `randens zoo list` shows them.")]
 

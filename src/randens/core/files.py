@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from randens.core.errors import FileError, InputError, RandensError
+from randens.core.errors import FileError, InputError, ModelError, RandensError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -65,6 +66,23 @@ def read_file(path: AnyPath, largest: int) -> bytes:
     with open_file(path, largest) as file:
         # Not more than its size: `read` takes memory for all that it is asked for.
         return file.read(os.fstat(file.fileno()).st_size)
+
+
+def onnx_session(source: str | bytes, name: AnyPath, threads: int) -> Any:
+    """ONNX Runtime's session on the CPU of a file or of its content, called `name` in errors."""
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError:
+        raise ModelError(f"{name} needs ONNX Runtime; run `pip install '.[runtime]'` in a clone") from None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    try:
+        return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    # ONNX Runtime's exceptions have no public base class.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FileError(f"{name} is not an ONNX file that ONNX Runtime can read ({reason})") from error
 
 
 def read_json(path: AnyPath) -> Any:

@@ -88,9 +88,7 @@ class Decoder:
         except (ValueError, RecursionError) as error:
             if isinstance(error, Refused):
                 raise
-        raise Refused(
-            f'the body must be {{"inputs": …}}, numbers of shape {self._expected}, and nothing else'
-        )
+        raise Refused(f'the body must be {{"inputs": …}}, numbers of shape {self._expected}, nothing else')
 
     def _array(self, value: Any, index: int) -> NDArray[Any]:
         array = np.asarray(value)  # lists of different lengths are a ValueError
@@ -109,9 +107,7 @@ class Decoder:
             raise Refused("the body is not a .npy file with a plain header; use numpy.save") from None
         image = dtype == np.uint8 and self.bundle.bounds == (0.0, 1.0)
         if not image and (dtype.kind != "f" or dtype.itemsize > 8):
-            raise Refused(
-                f"the array has dtype {str(dtype)[:40]}; give float32, float64 or, for images, uint8"
-            )
+            raise Refused(f"the array has dtype {str(dtype)[:40]}; give float32, float64 or (images) uint8")
         if tuple(shape[1:]) != own or not shape or shape[0] < 1:
             raise Refused(f"the array has shape {str(list(shape))[:80]}; it must be {self._expected}")
         if shape[0] > self.batch:

@@ -9,7 +9,6 @@ export, identifies a bundle. Predicting needs NumPy and ONNX Runtime only, and o
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, Strict, model_validator
 
 from randens.core.errors import FileError, InputError, ModelError, whole
-from randens.core.files import read_file, read_json, sha256, write_json
+from randens.core.files import onnx_session, read_file, read_json, sha256, write_json
 from randens.core.runs import Digest, Document, ThreatDocument
 
 __all__ = ["MANIFEST", "Bundle", "Member", "NetworkFile", "Prediction", "Predictor"]
@@ -215,9 +214,7 @@ class Predictor:
         except (TypeError, ValueError):
             raise InputError(f"x is not an array; give numbers of shape {expected}") from None
         if given.dtype.kind != "f":
-            raise InputError(
-                f"x has dtype {given.dtype}; inputs must be floating point, e.g. x / 255 for images in 0..255"
-            )
+            raise InputError(f"x has dtype {given.dtype}; inputs must be floating point, e.g. x / 255")
         if given.ndim == 0 or given.shape[1:] != shape:
             raise InputError(f"x has shape {list(given.shape)}; it must be {expected}")
         with np.errstate(over="ignore"):
@@ -233,29 +230,14 @@ class Predictor:
 
 
 def _session(bundle: Bundle, index: int, threads: int) -> Any:
-    try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError:
-        raise ModelError("a bundle needs ONNX Runtime; run `pip install '.[runtime]'` in a clone") from None
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    file, content = bundle.path / bundle.files[index].name, bundle.read(index)
-    try:
-        # From the verified bytes: a file that is exchanged meanwhile, or weights in another file, are never read.
-        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        # ONNX Runtime's exceptions have no public base class.
-        reason = " ".join(str(error).split())[:200]
-        raise FileError(f"{file} is not an ONNX file that ONNX Runtime can read ({reason})") from error
+    file = bundle.path / bundle.files[index].name
+    # From the verified bytes: a file that is exchanged meanwhile, or weights in another file, are never read.
+    session = onnx_session(bundle.read(index), file, threads)
     found = [
         [(node.name, list(node.shape[1:])) for node in nodes]
         for nodes in (session.get_inputs(), session.get_outputs())
     ]
     expected = [[("inputs", list(bundle.input_shape))], [("logits", [len(bundle.classes)])]]
     if found != expected:
-        raise FileError(
-            f"{file} maps {found[0]} to {found[1]}; the manifest says {expected[0]}, {expected[1]}"
-        )
+        raise FileError(f"{file} maps {found[0]} to {found[1]}; the manifest: {expected[0]}, {expected[1]}")
     return session

@@ -169,9 +169,7 @@ class _Service:
         return name if right else None
 
     def _digest(self, purpose: str, name: str) -> bytes:
-        return hmac.digest(
-            self.settings.key, f"{purpose} {name}".encode("utf-8", "surrogateescape"), "sha256"
-        )
+        return hmac.digest(self.settings.key, f"{purpose} {name}".encode("utf8", "surrogateescape"), "sha256")
 
     async def _receive(self, body: bytearray, request: Request) -> None:
         total, most = 0, self.settings.max_body

@@ -1,9 +1,4 @@
-"""Attacks of other packages as attacks of randens: Foolbox, torchattacks, ART, AutoAttack, adv_lib.
-
-Such an attack only proposes points. It attacks one deterministic classifier, a `View` of a member or of the mixture
-log Σ α_i softmax_i of all members that can be sampled. `Search` projects the points onto the threat, computes the exact
-verdicts of every member and pools the witnesses. The package cannot change the members' modes, gradients or devices.
-"""
+"""Attacks of other packages (Foolbox, torchattacks, ART, AutoAttack, adv_lib): they propose points, `Search` judges."""
 
 from __future__ import annotations
 
@@ -121,9 +116,7 @@ class Foreign(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threat.norm not in _NORMS:
-            raise InputError(
-                f"threat is {self.threat.norm}; other packages' attacks take {', '.join(_NORMS)}"
-            )
+            raise InputError(f"threat is {self.threat.norm}; other packages take {', '.join(_NORMS)}")
 
     @property
     def name(self) -> str:
@@ -298,9 +291,7 @@ def _package(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(
-            f"{module} cannot be imported ({error}); see docs/how-to/other-libraries.md"
-        ) from error
+        raise ModelError(f"cannot import {module} ({error}); see docs/how-to/other-libraries.md") from error
 
 
 def _made(

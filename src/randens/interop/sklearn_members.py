@@ -1,9 +1,4 @@
-"""scikit-learn classifiers as members.
-
-Linear ones, with affine steps such as a StandardScaler in front, become linear networks: the `exact` attack applies,
-and they are saved, exported and served like any other. All others give answers but no gradients: attacks that
-need gradients flag them, and random search works.
-"""
+"""scikit-learn classifiers as members: linear ones become linear networks, all others answer without gradients."""
 
 from __future__ import annotations
 
@@ -87,12 +82,7 @@ def sklearn_ensemble(
 
 
 class QueriedMember(nn.Module):
-    """A classifier without gradients: scores whose largest is always the answer of `predict`.
-
-    Scores are its decision function, or its log-probabilities, or 0 and 1. Attacks that need gradients flag the
-    member (`found.flags["zero_gradient"]`), which says nothing about its robustness: evaluate it with "random" or
-    "suite".
-    """
+    """A classifier without gradients (attacks flag it; use "random" or "suite"); the largest score is `predict`'s."""
 
     identity: Tensor
 
@@ -107,9 +97,7 @@ class QueriedMember(nn.Module):
             self.input_shape, self.classes = (int(estimator.n_features_in_),), len(estimator.classes_)
         except (AttributeError, ValueError) as error:
             said = " ".join(str(error).split())[:160]
-            raise InputError(
-                f"estimator is a {name} that is not fitted to a table of numbers: {said}"
-            ) from None
+            raise InputError(f"estimator is a {name} not fitted to a table of numbers: {said}") from None
         if np.ndim(estimator.classes_[0]):
             raise InputError(f"estimator is a {name} with several answers; give one with one answer")
         self.estimator = estimator

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,20 @@ def in_precision(x: Tensor, module: nn.Module) -> Tensor:
     if weight is None or x.dtype == weight.dtype:
         return x
     if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
-        raise InputError(
-            f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255 for images in 0..255"
-        )
+        raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
     return x.to(weight.dtype) if x.is_floating_point() else x
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for submodule, training in modes:
+            submodule.training = training
 
 
 class Normalized(nn.Module):
@@ -97,9 +108,7 @@ class Adapted(Normalized):
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         channels = {len(values) for values in (self.mean, self.std) if values is not None} - {1}
         if x.dim() == 4 and channels - {x.shape[1]}:
-            raise InputError(
-                f"preprocessing has {max(channels)} channels; the inputs have shape {tuple(x.shape[1:])}"
-            )
+            raise InputError(f"preprocessing has {max(channels)} channels; x has shape {tuple(x.shape[1:])}")
         given = len(x)
         return logits_of(self.module(self.normalize(x), **options), given, type(self.module).__name__)
 
@@ -155,9 +164,7 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
             "them, or 'auto'"
         ) from None
     if not means or not stds or not all(map(math.isfinite, [*means, *stds])) or min(stds) <= 0:
-        raise InputError(
-            f"preprocessing is (mean, std) = {pair}; means must be finite, standard deviations positive"
-        )
+        raise InputError(f"preprocessing is (mean, std) = {pair}; means must be finite, deviations positive")
     return means, stds
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from randens.core.errors import FileError, InputError, ModelError, RandensError
-from randens.core.files import open_file, sha256
+from randens.core.files import onnx_session, open_file, sha256
 from randens.models.outputs import adapt, logits_of
 
 _TRUSTED = set(filter(None, os.environ.get("RANDENS_TRUST", "").split(",")))
@@ -48,9 +48,7 @@ def make(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, 
     """The network to train that a name stands for, checked to give logits [n, classes] for inputs [n, *shape]."""
     if name.startswith("timm:"):
         if refused := [option for option in options if option in _REFUSED]:
-            raise InputError(
-                f"model {name!r} with {refused} would load weights; only fresh networks are trained"
-            )
+            raise InputError(f"model {name!r} with {refused} loads weights; only fresh networks are trained")
         made = _from_timm(name, {"num_classes": classes, "in_chans": shape[0], **options})
     else:
         with imported(name) as factory:
@@ -155,9 +153,7 @@ class OnnxMember(nn.Module):
             ]
         # ONNX Runtime's exceptions have no public base class.
         except Exception as error:
-            raise InputError(
-                f"{self._file} cannot take inputs of shape {images.shape[1:]}: {error}"
-            ) from error
+            raise InputError(f"{self._file} takes no inputs of shape {images.shape[1:]}: {error}") from error
         # A file that gives another number of answers than it is given inputs is refused.
         answers = np.concatenate(parts)
         answers = answers[: len(x)] if len(answers) == len(filled) else answers
@@ -172,18 +168,8 @@ def onnx(path: str | os.PathLike[str]) -> OnnxMember:
     """A member, without gradients, from an ONNX file (images to logits), which may run forever: load what you trust."""
     with open_file(path, _LARGEST) as file:
         checksum = sha256(file.read())
-    try:
-        runtime = importlib.import_module("onnxruntime")
-    except ImportError:
-        raise ModelError(f"{path} needs ONNX Runtime; run `pip install '.[deploy]'` in a clone") from None
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    try:
-        # By its path, because weights may lie in files beside it.
-        session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise FileError(f"{path} is not an ONNX file that ONNX Runtime can read ({error})") from error
+    # By its path, because weights may lie in files beside it.
+    session = onnx_session(os.fspath(path), path, torch.get_num_threads())
     return OnnxMember(session, Path(path), checksum)
 
 

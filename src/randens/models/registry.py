@@ -15,7 +15,7 @@ from torch import nn
 
 from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
 from randens.models import networks, outside
-from randens.models.outputs import Normalized, preprocessing_of
+from randens.models.outputs import Normalized, evaluating, preprocessing_of
 
 _MOST_INPUTS = 1 << 28
 _MOST_WEIGHTS = 1 << 30
@@ -149,14 +149,9 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
         raise InputError("input_shape is None; give it as (channels, height, width)")
     parameter = next(model.parameters(), torch.zeros(()))
     x = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
-    training = [module for module in model.modules() if module.training]
-    model.eval()  # counting must not change batch statistics
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(x)
-    finally:
-        for module in training:
-            module.training = True
+    # Counting must not change batch statistics.
+    with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(x)
     return int(counter.get_total_flops())
 
 
@@ -197,9 +192,7 @@ def _maker(
     with torch.device("meta"):
         weights = sum(parameter.numel() for parameter in make().parameters())
     if weights > _MOST_WEIGHTS:
-        raise InputError(
-            f"{name} of {options} would have {weights} weights; at most {_MOST_WEIGHTS} are made"
-        )
+        raise InputError(f"{name} of {options} has {weights} weights; at most {_MOST_WEIGHTS} are made")
     return make, options
 
 

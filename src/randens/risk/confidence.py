@@ -111,10 +111,7 @@ def confident_sampling(
 
 
 def upper_bound(
-    profile: RiskProfile,
-    probs: ArrayLike,
-    confidence: float = 0.95,
-    reference: ArrayLike | str | None = None,
+    profile: RiskProfile, probs: ArrayLike, confidence: float = 0.95, reference: ArrayLike | str | None = None
 ) -> float:
     """U(α): an upper bound of the risk over the distribution, for all α at once; or of the excess over a reference."""
     alpha = as_probs(probs, profile.members)

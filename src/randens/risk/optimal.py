@@ -149,9 +149,7 @@ class CutProgram:
             options=dict.fromkeys(_TOLERANCES, _TIGHT),
         )
         if found.status != 0:
-            raise ModelError(
-                f"the linear program over {members} members and {count} cuts failed: {found.message}"
-            )
+            raise ModelError(f"the linear program of {members} members, {count} cuts failed: {found.message}")
         return tidy(found.x[:-1]), tidy(-found.ineqlin.marginals)
 
 

@@ -79,9 +79,7 @@ def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
     (True, [0.5, 0.5], 0.3)
     """
     if profile.members != 2:
-        raise InputError(
-            f"profile has {profile.members} members; Theorem 1 is about 2, pick with restrict((i, j))"
-        )
+        raise InputError(f"profile has {profile.members} members; Theorem 1 is about 2: restrict((i, j))")
     first, second = (float(risk) for risk in profile.member_risks)
     conflict, both = profile.conflict(0, 1), profile.jointly(0, 1)
     frequencies = {

@@ -237,13 +237,9 @@ def _check(recipe: Recipe, data: Pair, processes: int) -> None:
     """Refuse a run that could not be trained before its folder is made."""
     train_data, held = data
     if train_data.shape != held.shape or train_data.classes != held.classes:
-        raise InputError(
-            f"data is {train_data} and {held}; both need inputs of one shape and the same classes"
-        )
+        raise InputError(f"data is {train_data} and {held}; both need one shape and the same classes")
     if recipe.batch_size > len(train_data):
-        raise InputError(
-            f"batch_size is {recipe.batch_size}; the training set has only {len(train_data)} images"
-        )
+        raise InputError(f"batch_size is {recipe.batch_size}; the training set has {len(train_data)} images")
     if processes > 1 and recipe.batch_size < 4 * processes:
         raise InputError(f"batch_size is {recipe.batch_size}; {processes} processes need 4 images each")
     for attack in {recipe.validation.attack, recipe.sampling.attack or recipe.validation.attack}:
@@ -269,9 +265,7 @@ def _given(path: str, like: models.Classifier) -> nn.Module:
     """The first member of a run folder or an ensemble folder; another network than `like` is refused."""
     folder = Path(path)
     if not folder.is_dir():
-        raise InputError(
-            f"first is {path!r}; there is no folder there. Name a finished run or an ensemble's folder"
-        )
+        raise InputError(f"first is {path!r}, no folder; name a finished run or an ensemble's folder")
     rec = load(folder / "ensemble" if (folder / "ensemble").is_dir() else folder)
     member: nn.Module = rec.members[0]
     differences = difference(getattr(member, "architecture", None) or {}, like.architecture)
