@@ -55,14 +55,14 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
 class _Ensemble(nn.Module):
     """The common part of both kinds: members that give logits, and their verdicts."""
 
-    def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None) -> None:
+    def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None = None) -> None:
         super().__init__()
         listed = isinstance(members, Sequence | nn.ModuleList)
         kinds = [type(m).__name__ for m in members if not isinstance(m, nn.Module)] if listed else []
         if not listed or kinds or not members:
             one = f"one {type(members).__name__}"
             said = one if not listed else f"a list of {kinds[0]}" if kinds else "empty"
-            raise InputError(f"members is {said}; give a list of torch.nn.Module, [f1, f2, …]")
+            raise InputError(f"members is {said}; give a list of classifiers, [f1, f2], as torch.nn.Module")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
         described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]
@@ -289,14 +289,8 @@ class DeterministicEnsemble(_Ensemble):
 
     weights: Tensor
 
-    def __init__(
-        self,
-        members: Sequence[nn.Module],
-        weights: ArrayLike | Tensor | None = None,
-        *,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(members, classes)
+    def __init__(self, members: Sequence[nn.Module], weights: ArrayLike | Tensor | None = None) -> None:
+        super().__init__(members)
         self.weights = check_probs(weights, len(members))
         self._shares = tuple(self.weights.tolist())
 

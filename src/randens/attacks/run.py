@@ -64,14 +64,9 @@ def run_batches(
             x, y = _batch(data, mine)
             with attacking(rec):
                 members = members or fast_members(list(rec.members), x[:4].to(rec.device))
-                about = {
-                    "seed": attack.seed,
-                    "index": mine.tolist(),
-                    "source": attack.name,
-                    "members": members,
-                }
+                own = {"seed": attack.seed, "index": mine.tolist(), "source": attack.name, "members": members}
                 known = None if start is None else start.take(mine)
-                s = Search(rec, x, y, attack.threat, **about, known=known)
+                s = Search(rec, x, y, attack.threat, **own, known=known)
                 attack.search(s)
                 found[rank] = s.result()
         if processes > 1:

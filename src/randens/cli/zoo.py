@@ -33,13 +33,8 @@ def list_(as_json: Json = False) -> None:
     for name in zoo.names():
         run = Run.open(zoo.path(name))
         recipe, file = run.manifest["recipe"], run.path / "evaluation.json"
-        row = {
-            "name": name,
-            "method": recipe["method"],
-            "members": recipe["members"],
-            "natural": None,
-            "robust": None,
-        }
+        made = {key: recipe[key] for key in ("method", "members")}
+        row = {"name": name, **made, "natural": None, "robust": None}
         cells = ["–"] * 3
         if file.is_file():
             found = Evaluation.load(file)

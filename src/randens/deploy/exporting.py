@@ -190,12 +190,5 @@ def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Data, report: Progre
             f"the exported members differ from torch by up to {worst:.2g} where logits reach {largest:.2g}; "
             "this is more than rounding, so nothing was written"
         )
-    return {
-        "data": inputs.name,
-        "split": inputs.split,
-        "inputs": len(inputs),
-        "max_difference": worst,
-        "largest_logit": largest,
-        "tolerance": _TOLERANCE,
-        "labels_changed": changed,
-    }
+    about = {"data": inputs.name, "split": inputs.split, "inputs": len(inputs), "tolerance": _TOLERANCE}
+    return {**about, "max_difference": worst, "largest_logit": largest, "labels_changed": changed}

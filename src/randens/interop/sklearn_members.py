@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from randens import models
 from randens.core.errors import InputError
 from randens.ensemble import RandomizedEnsemble
-from randens.threat import Threat
 
 Array = NDArray[np.float64]
 
@@ -61,11 +60,7 @@ def sklearn_member(estimator: Any) -> nn.Module:
 
 
 def sklearn_ensemble(
-    estimators: Sequence[Any],
-    probs: ArrayLike | Tensor | None = None,
-    *,
-    threat: Threat | None = None,
-    seed: int | None = None,
+    estimators: Sequence[Any], probs: ArrayLike | Tensor | None = None
 ) -> RandomizedEnsemble:
     """A randomized ensemble of fitted scikit-learn classifiers, which must know the same classes."""
     if not isinstance(estimators, Sequence) or not len(estimators):
@@ -78,7 +73,7 @@ def sklearn_ensemble(
                 f"estimators[{position}] knows the classes {classes} and takes {features} features, estimators[0] "
                 f"{known[0][0]} and {known[0][1]}; they must agree"
             )
-    return RandomizedEnsemble(members, probs, classes=known[0][0], threat=threat, seed=seed).eval()
+    return RandomizedEnsemble(members, probs, classes=known[0][0]).eval()
 
 
 class QueriedMember(nn.Module):

@@ -1,10 +1,7 @@
-"""Optimal sampling probabilities of a profile, with proof: cutting planes in M + 1 variables.
+"""Optimal sampling probabilities of a profile, with proof, by cutting planes; Algorithm 1 (OSP) with Theorem 4's bound.
 
-Also Algorithm 1 (OSP), the projected subgradient method, with the bound of Theorem 4.
-
-η is the largest of finitely many linear functions g·α, and a subgradient at any point is one of them. So the linear
-program min s, s ≥ g·α for the g found so far, bounds η from below, does not grow with the number of inputs, and is
-exact after a few dozen rounds. Its multipliers average the attacks behind the cuts into the certificate.
+η is the largest of finitely many linear functions g·α. The linear program min s, s ≥ g·α for the g found so far, bounds
+it from below; its multipliers average the attacks behind the cuts into the certificate.
 """
 
 from __future__ import annotations
