@@ -7,7 +7,6 @@ order in a sound evaluation, or that must be equal, and advises what to do if th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +19,7 @@ from randens.core.errors import InputError
 from randens.evaluation.evaluate import Witnesses, attack_all
 from randens.evaluation.inputs import AttackLike, Case, Settings, prepare
 from randens.evaluation.result import Evaluation
-from randens.evaluation.tables import Result, Table, new_axes, saved
+from randens.evaluation.tables import Result, Table, new_axes
 from randens.threat import FiniteThreat
 
 if TYPE_CHECKING:
@@ -94,14 +93,14 @@ class Audit(Result):
         ]
         return Table(("check", "", "finding"), lines, records, numbers=False)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw one line per check, colored by its status; with `path`, into that file, too."""
+    def figure(self) -> Any:
+        """Draw one line per check, colored by its status."""
         figure, axes = new_axes("", "", height=1.0 + 0.25 * len(self.checks))
         for line, check in enumerate(reversed(self.checks)):
             axes.barh(line, 1, color=_COLORS[check.status])
         axes.set_yticks(range(len(self.checks)), [check.name for check in reversed(self.checks)])
         axes.set_xticks([])
-        return saved(figure, path)
+        return figure
 
     def sentences(self) -> list[str]:
         """The verdict, then advice."""

@@ -13,7 +13,6 @@ For linear members the bounds are the margins themselves, so upper and lower bou
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +65,7 @@ class Certification(Result):
     """
 
     kind: ClassVar[str] = "certification"
+    derived: ClassVar[str] = "member_upper best"
 
     certified: NDArray[np.bool_]
     clean: NDArray[np.bool_]
@@ -107,9 +107,9 @@ class Certification(Result):
         records = [{"classifier": n, "certified": low, "attacked": high} for n, low, high in self.rows()]
         return Table(("", "certified", "under known attacks"), lines, records)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw certified accuracies, with bars up to those under known attacks; with `path`, into that file, too."""
-        return bars([(n, Estimate(low, low, high)) for n, low, high in self.rows()], "robust accuracy", path)
+    def figure(self) -> Any:
+        """Draw certified accuracies."""
+        return bars([(n, Estimate(low, low, high)) for n, low, high in self.rows()], "robust accuracy")
 
     def sentences(self) -> list[str]:
         """What the bounds say; that they say nothing, if so."""
@@ -121,15 +121,8 @@ class Certification(Result):
         return [said, together] if len(self.about.probs) > 1 else [said]
 
     def content(self) -> dict[str, Any]:
-        """The fields, and the bounds that follow from them."""
-        return {
-            **super().content(),
-            "upper": self.upper(),
-            "upper_members_separately": self.separate(),
-            "lower": self.lower(),
-            "member_upper": self.member_upper,
-            "best": self.best,
-        }
+        bounds = {"upper": self.upper(), "upper_members_separately": self.separate(), "lower": self.lower()}
+        return {**super().content(), **bounds}
 
 
 def certify(

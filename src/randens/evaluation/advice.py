@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +25,7 @@ from randens.evaluation.conflict import Conflict, known_conflict
 from randens.evaluation.evaluate import Witnesses, attack_all
 from randens.evaluation.inputs import AttackLike, Case, Settings, chosen_split, prepare
 from randens.evaluation.intervals import Estimate, difference, estimate, joint
-from randens.evaluation.tables import Accuracy, Result, Row, Table, count, new_axes, saved, table_of
+from randens.evaluation.tables import Accuracy, Result, Row, Table, count, new_axes, table_of
 from randens.risk.sets import as_attempts
 
 if TYPE_CHECKING:
@@ -85,14 +84,14 @@ class Advice(Result):
     def table(self) -> Table:
         return table_of(self.options, self.confidence)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def figure(self) -> Any:
         figure, axes = new_axes("FLOPs of one inference", "robust accuracy")
         for option in self.options:
             robust = option.accuracy.robust
             error = [[robust - robust.low], [robust.high - robust]]
             axes.errorbar([option.flops], [float(robust)], yerr=error, fmt="o", capsize=3, label=option.name)
         axes.legend(frameon=False)
-        return saved(figure, path)
+        return figure
 
     def sentences(self) -> list[str]:
         said = [f"At {choice.compute}× compute: {choice.option}. {choice.reason}" for choice in self.choices]

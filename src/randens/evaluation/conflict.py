@@ -10,7 +10,6 @@ supports do not conflict at all, whatever their cosine.
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +24,7 @@ from randens.core.errors import InputError, RandensError
 from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.evaluation.inputs import Case, Part, prepare
-from randens.evaluation.tables import Result, Table, new_axes, saved
+from randens.evaluation.tables import Result, Table, new_axes
 from randens.risk import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.threat import Threat
 
@@ -79,10 +78,10 @@ class Conflict(Result):
         records = [{"i": i, "j": j, "reach": self.pairs[i, j]} for i in members for j in members]
         return Table(["reach", *(f"member {j}" for j in members)], lines, records)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def figure(self) -> Any:
         figure, axes = new_axes("member", "member")
         figure.colorbar(axes.imshow(self.pairs, vmin=0, vmax=1), label="reach")
-        return saved(figure, path)
+        return figure
 
 
 def conflict(

@@ -7,7 +7,6 @@ with one pool of witnesses: no curve can rise, and known witnesses are not searc
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +15,7 @@ from randens.core.progress import within
 from randens.evaluation.evaluate import Witnesses, attack_all, attack_average
 from randens.evaluation.inputs import AttackLike, Part, prepare
 from randens.evaluation.intervals import Estimate, estimate
-from randens.evaluation.tables import Result, Table, new_axes, percent, saved
+from randens.evaluation.tables import Result, Table, new_axes, percent
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
 
@@ -65,7 +64,7 @@ class Curve(Result):
                 records.append({"eps": point.eps, "classifier": name, **own})
         return Table((f"ε ({self.about.threat['norm']})", *self.lines), lines, records)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def figure(self) -> Any:
         figure, axes = new_axes(f"ε in {self.about.threat['norm']}", "robust accuracy")
         radii = [point.eps for point in self.points]
         for name, values in self.lines.items():
@@ -75,7 +74,7 @@ class Curve(Result):
                 axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
         axes.set_ylim(0, 1)
         axes.legend(frameon=False)
-        return saved(figure, path)
+        return figure
 
 
 def curve(

@@ -16,7 +16,6 @@ is at most the robust accuracy, and that on the scoring draws at least (sample a
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -133,9 +132,9 @@ class RandomEvaluation(Result):
         records = [{"accuracy": k, "value": float(v), "low": v.low, "high": v.high} for k, v in rows.items()]
         return Table(("accuracy", "mean", f"{self.confidence:.0%} interval"), lines, records)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def figure(self) -> Any:
         rows = [("natural", self.natural), ("robust", self.robust), *self.more.items()]
-        return bars(rows, "expected accuracy", path)
+        return bars(rows, "expected accuracy")
 
     def sentences(self) -> list[str]:
         held = (

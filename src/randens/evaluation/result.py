@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -247,8 +246,8 @@ class Evaluation(Result):
         more = {f"after {q:g} attempts, one draw per {draw}": self.after(q, draw) for q, draw in tries}
         return table_of(self.rows(), self.confidence, more)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        return bars([(row.name, row.accuracy.robust) for row in self.rows()], "robust accuracy", path)
+    def figure(self) -> Any:
+        return bars([(row.name, row.accuracy.robust) for row in self.rows()], "robust accuracy")
 
     def sentences(self) -> list[str]:
         said = [f"{self.without_gradients}."] if self.without_gradients else []

@@ -7,7 +7,6 @@ the value at an attacked α is within `tol` of the pool's optimum.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,9 +81,9 @@ class AttackedSampling(Result, Sampling):
         records = [{"member": i, "prob": p, "risk_alone": risk} for i, (p, risk) in rows]
         return Table(("", "probability", "robust alone"), lines, records)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+    def figure(self) -> Any:
         rows = [(f"member {i}", Estimate(p, p, p)) for i, p in enumerate(self.probs.tolist())]
-        return bars(rows, "sampling probability", path)
+        return bars(rows, "sampling probability")
 
     def sentences(self) -> list[str]:
         said = [f"Risk {self.risk:.6f}; these probabilities have the {self.claim}."]

@@ -134,8 +134,15 @@ class Result(ABC):
         """The numbers as a table."""
 
     @abstractmethod
+    def figure(self) -> Any:
+        """The numbers as a matplotlib figure."""
+
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw a matplotlib figure; with `path`, into that file, too."""
+        """The figure; with `path`, also written into that file."""
+        drawn = self.figure()
+        if path is not None:
+            drawn.savefig(os.fspath(path))
+        return drawn
 
     def head(self) -> list[tuple[str, str]]:
         """α, ε, attack and inputs, for people."""
@@ -292,7 +299,7 @@ def table_of(rows: Sequence[Row], confidence: float, more: Mapping[str, Estimate
     return found
 
 
-def bars(rows: Sequence[tuple[str, Estimate]], label: str, path: str | os.PathLike[str] | None = None) -> Any:
+def bars(rows: Sequence[tuple[str, Estimate]], label: str) -> Any:
     """A matplotlib figure with one horizontal bar and its interval per row."""
     figure, axes = new_axes(label, "", height=1.2 + 0.4 * len(rows))
     names, values = [name for name, _ in rows], [value for _, value in rows]
@@ -300,7 +307,7 @@ def bars(rows: Sequence[tuple[str, Estimate]], label: str, path: str | os.PathLi
     axes.barh(names, [float(v) for v in values], xerr=errors, color="tab:blue", alpha=0.7, capsize=3)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
-    return saved(figure, path)
+    return figure
 
 
 def new_axes(x: str, y: str, height: float = 4.0) -> tuple[Any, Any]:
@@ -312,13 +319,6 @@ def new_axes(x: str, y: str, height: float = 4.0) -> tuple[Any, Any]:
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     return figure, axes
-
-
-def saved(figure: Any, path: str | os.PathLike[str] | None) -> Any:
-    """The figure, written to `path` if there is one."""
-    if path is not None:
-        figure.savefig(os.fspath(path))
-    return figure
 
 
 def attack_options(attack: Attack) -> dict[str, Any]:
