@@ -30,9 +30,7 @@ class Interval(Tensor):
 
     center: Tensor
     radius: Tensor
-    at_relu: Callable[
-        [Tensor, Tensor], tuple[Tensor, Tensor]
-    ]  # takes and returns the bounds of a ReLU's input
+    at_relu: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # bounds of a ReLU's input
 
     @staticmethod
     def __new__(cls, center: Tensor, radius: Tensor, at_relu: Callable[..., Any]) -> Interval:
@@ -202,7 +200,7 @@ def _averaging(operation: Callable[..., Tensor]) -> Callable[..., Interval]:
     return rule
 
 
-_METADATA = "shape ndim dtype device is_floating_point dim size numel stride __len__"
+_METADATA = "shape ndim dtype device layout is_meta is_nested is_floating_point dim size numel stride __len__"
 _DECIDING = "bool gt lt ge le"
 _RESHAPING = (
     "flatten view reshape permute transpose unsqueeze squeeze contiguous clone expand unflatten narrow select double "

@@ -14,7 +14,7 @@ import numpy as np
 from randens.audits import Audit
 from randens.certificates import Certification
 from randens.evaluation import Advice, AttackedSampling, Curve, Evaluation, RandomEvaluation
-from randens.evaluation.tables import Table, between, count, percent, probs_text
+from randens.evaluation.tables import Row, Table, between, count, percent, probs_text, table_of
 from randens.report import figures
 from randens.report.figures import MOST_SOLVED, Point
 from randens.report.pictures import Example, gallery
@@ -110,21 +110,23 @@ def _random_cards(result: RandomEvaluation) -> list[Card]:
 def results(runs: Sequence[LoadedRun]) -> Section | None:
     """Every classifier evaluated, what one answer costs, and the runs against the first."""
     names, first = labels(runs), runs[0].evaluation
-    lines: list[Any] = []
+    rows: list[Row] = []
+    left: list[Sequence[str]] = []
     points: list[Point] = []
     for place, (one, name) in enumerate(zip(runs, names, strict=True)):
         title = name if place else ""
         if one.evaluation is not None:
-            lines += [_titled(line, title, one.evaluation.members) for line in one.evaluation.table().lines]
+            rows += one.evaluation.rows(title)
             points += figures.points(one.evaluation, title)
         elif place:
-            lines.append((f"{name}, not evaluated", "", "", "", ""))
+            left.append((f"{name}, not evaluated", "", "", "", ""))
     if first is None:
         return None
     said = "Lines are confidence intervals. A sampled answer costs one member; hollow: after 10 attempts."
     caption = f"{about_text(first.about)}. Exact over the sampling, on the worst perturbations found."
-    tables = [(caption, Table(first.table().headings, lines))]
-    return Section("results", "Results", [], tables, [_compute(points, said)])
+    table = table_of(rows, first.confidence)
+    table.lines.extend(left)
+    return Section("results", "Results", [], [(caption, table)], [_compute(points, said)])
 
 
 def _compute(points: Sequence[Point], caption: str) -> Picture:
@@ -135,10 +137,6 @@ def _compute(points: Sequence[Point], caption: str) -> Picture:
     return Picture(
         figures.data_uri(figures.compute, points), f"Robust accuracy against FLOPs: {words}", caption
     )
-
-
-def _titled(line: Sequence[str], title: str, members: int) -> Sequence[str]:
-    return line if not title else (title if members == 1 else f"{title}: {line[0]}", *line[1:])
 
 
 def missing(one: LoadedRun) -> list[tuple[str, str]]:
