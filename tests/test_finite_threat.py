@@ -131,8 +131,8 @@ def test_what_is_no_list_of_functions_is_named(given: object) -> None:
 @pytest.mark.parametrize(
     ("transform", "named"),
     [
-        (lambda x: x[:, :, 1:], "same"),
-        (lambda x: x.double(), "same"),
+        (lambda x: x[:, :, 1:], "keep both"),
+        (lambda x: x.double(), "keep both"),
         (lambda x: x + 1, "bounds"),
         (lambda x: x * float("nan"), "bounds"),
         (torch.rand_like, "chance"),

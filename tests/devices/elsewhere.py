@@ -38,6 +38,7 @@ class Wrapped(Tensor):
     """A tensor that says it is on `AWAY` and holds its numbers on the CPU."""
 
     held: Tensor
+    is_meta = False  # has its numbers, as torch's tensors on this device do not
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Wrapped:

@@ -92,7 +92,7 @@ class RiskProfile:
 
     @classmethod
     def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
-        """A profile of n inputs of equal weight: at input points[j], witness j fools the set fooled[j] [M]."""
+        """A profile of n inputs of equal weight: at input points[j], witness j fools the M members' set fooled[j]."""
         n = whole("n", n)
         where, rows = np.asarray(points), _binary("fooled", fooled)
         if rows.ndim != 2 or rows.shape[1] == 0:
