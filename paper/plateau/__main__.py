@@ -75,9 +75,9 @@ def measure(
             mean = DeterministicEnsemble(list(rec.members)[:m])
             models[f"{name}-average{m}-{judge}"] = RandomizedEnsemble([mean], threat=rec.threat)
         whole = min(limit or len(test), len(test))
-        for end in (*range(BLOCK, whole, BLOCK), whole):
-            for title, model in models.items():
-                path, wanted = out / f"{title}.json", also if model is rec else {}
+        for title, model in models.items():  # averages last: they cost the most passes and decide the least
+            path, wanted = out / f"{title}.json", also if model is rec else {}
+            for end in (*range(BLOCK, whole, BLOCK), whole):
                 earlier = measured(path, model, wanted)
                 done = 0 if earlier is None else earlier.n
                 if done < end:
@@ -195,7 +195,7 @@ def _average(method: str, judge: str, found: Evaluation, m: int, out: Path) -> E
     if m == found.members:
         return None if found.deterministic is None else found.deterministic.robust
     mean = Evaluation.load(path) if path.is_file() else None
-    return None if mean is None or mean.n != found.n else mean.robust
+    return None if mean is None else mean.robust
 
 
 def _verdict(method: str, found: dict[str, Evaluation]) -> str:
