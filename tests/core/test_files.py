@@ -24,10 +24,10 @@ from randens.core.files import (
     only_writer,
     plain,
     read_json,
-    read_toml,
     write_atomic,
     write_json,
 )
+from randens.training.recipe import read_toml
 
 
 def test_content_is_written_with_the_usual_permissions(tmp_path: Path) -> None:

@@ -49,15 +49,13 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 17])
-def test_a_line_cut_off_by_a_crash_is_left_out_and_written_over(tmp_path: Path, cut: int) -> None:
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cut: int) -> None:
     run = Run.create(tmp_path / "r")
     run.log(step=1)
     run.log(step=2, name="öööö")
     path = run.path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     assert list(run.metrics()) == [{"step": 1}]
-    run.log(step=3)
-    assert list(run.metrics()) == [{"step": 1}, {"step": 3}]
 
 
 def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
@@ -69,15 +67,15 @@ def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_json_are_refused(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "r")
-    with pytest.raises(InputError, match="nan"):
+    with pytest.raises(InputError, match="not JSON"):
         run.log(loss=float("nan"))
     assert not (run.path / "metrics.jsonl").exists()
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="not a folder"):
+    with pytest.raises(FileError, match="no run folder"):
         Run.open(tmp_path / "nowhere")
-    with pytest.raises(FileError, match=r"no manifest\.json"):
+    with pytest.raises(FileError, match=r"manifest\.json"):
         Run.open(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(FileError, match="randens-run-1"):

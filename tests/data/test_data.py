@@ -173,7 +173,7 @@ def test_types_and_axes(x: Any, shape: tuple[int, ...], dtype: torch.dtype, note
         (IMAGES, {"split": "test"}, "train split"),
         ((X.to_sparse(), LABELS), {}, "dense"),
         ((torch.zeros(7, 2, device="meta"), LABELS), {}, "dense"),
-        ({"train": None}, {}, "must be a pair"),
+        ({"train": None}, {}, "data is a dict; give"),
         ("x" * 5000, {}, "unknown data set"),
         (7, {}, "give"),
         (_Stream([]), {}, "empty"),

@@ -35,7 +35,6 @@ def test_digits_splits_never_change() -> None:
         "validation": "0368a1048ecb7e34",
         "test": "ebf3447d734a5296",
     }
-    assert data.verify("digits") == "scikit-learn"
     assert data.load("digits", "validation").counts().tolist() == [18] * 10
     assert data.load("digits", "test").counts().tolist() == [36] * 10
 

@@ -26,7 +26,7 @@ def test_report_says_what_it_found_and_where(tmp_path: Path, capsys: pytest.Capt
     assert run(["report", str(one), *figure]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "f.svg").stat().st_size
     for words, wrong in (
-        (["nowhere"], "is not a folder"),
+        (["nowhere"], "is no run folder"),
         (["nowhere", "--figure", "landscap"], "did you mean"),
     ):
         assert run(["report", *words]) == 2

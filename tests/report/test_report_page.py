@@ -164,9 +164,9 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="twice"):
         write_report([path, tmp_path / "." / "r"])
     write_json(path / "manifest.json", {"format": "randens-run-0"})
-    with pytest.raises(FileError, match="not a run of format"):
+    with pytest.raises(FileError, match="randens-run-1"):
         write_report([path])
-    with pytest.raises(FileError, match="is not a folder"):
+    with pytest.raises(FileError, match="is no run folder"):
         write_report([tmp_path / "nowhere"])
 
 

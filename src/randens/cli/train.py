@@ -15,7 +15,7 @@ import typer
 
 from randens.cli.choices import Json, show
 from randens.core.errors import InputError
-from randens.core.progress import bars, silent
+from randens.core.progress import bars
 
 
 def train(
@@ -79,8 +79,7 @@ def train(
     say(f"{recipe.stem} in {folder}")
     with _stop_on_signal(say) as signals, bars() as progress:
         try:
-            shown = progress if is_main else silent
-            run_training(chosen, folder, shown, say=say, stop=lambda: bool(signals), force=force)
+            run_training(chosen, folder, progress, say=say, stop=lambda: bool(signals), force=force)
         except Stopped as stopped:
             say(str(stopped))
             # The signal may have reached another process only.

@@ -1,9 +1,8 @@
 """Where tensors are: devices, several processes, safetensors files.
 
-Members and batches are on the device; labels, witnesses and results are on the CPU. Lightning Fabric starts or joins
-processes: every rank takes its part of every batch, gradients are averaged, and rank 0 alone writes files. Random
-numbers are drawn for whole batches on every rank, so the number of ranks changes a result only by rounding. A single
-process does not import Fabric, which takes seconds.
+Members and batches are on the device; labels, witnesses and results are on the CPU. Of several processes every rank
+takes its part of every batch, gradients are averaged, and rank 0 alone writes files. Random numbers are drawn for whole
+batches on every rank, so the number of ranks changes a result only by rounding.
 """
 
 from __future__ import annotations
@@ -47,22 +46,20 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
 @contextlib.contextmanager
 def on_device(module: nn.Module, device: str | torch.device | None = None) -> Iterator[torch.device]:
     """Move a module to a device, and back on leaving; None does not move one that is on an accelerator."""
-    tensors = [*module.parameters(), *module.buffers()]
-    places = {tensor.device for tensor in tensors}
-    first = tensors[0].device if tensors else torch.device("cpu")
-    stays = device is None and any(place.type != "cpu" for place in places)
-    if stays and len(places) > 1:
-        names = ", ".join(sorted(map(str, places)))
+    places = [tensor.device for tensor in (*module.parameters(), *module.buffers())] or [torch.device("cpu")]
+    stays = device is None and {place.type for place in places} != {"cpu"}
+    if stays and len(set(places)) > 1:
+        names = ", ".join(sorted(map(str, set(places))))
         raise InputError(f"the members are on {names}; say with device= where they shall run")
-    wanted = first if stays else pick_device(device)
-    moves = bool(places - {wanted})
-    if moves:
-        module.to(wanted)
+    wanted = places[0] if stays else pick_device(device)
+    if set(places) == {wanted}:
+        yield wanted
+        return
+    module.to(wanted)
     try:
         yield wanted
     finally:
-        if moves:
-            module.to(first)
+        module.to(places[0])
 
 
 @contextlib.contextmanager
@@ -129,19 +126,20 @@ def workers(device: str = "auto", devices: int | str = 1, nodes: int = 1) -> Ite
     """
     wanted = pick_device(device)
     world, local = launched(wanted)
-    there = torch.cuda.device_count() if wanted.type == "cuda" else max(2, os.cpu_count() or 1)
-    if world > 1 and (devices not in (1, "auto", local) or nodes not in (1, world // local)):
+    started = world > 1
+    if started and (devices not in (1, "auto", local) or nodes not in (1, world // local)):
         raise InputError(
             f"devices is {devices} and nodes is {nodes}; the launcher started {world} processes, {local} per node"
         )
-    started = world > 1
     if not started:
-        usual = there if wanted.type == "cuda" else 1
-        local = usual if devices == "auto" else whole("devices", devices, 1, there)
-        world = local * whole("nodes", nodes, 1, 1 << 16)
+        gpus = torch.cuda.device_count() if wanted.type == "cuda" else 0
+        most = gpus or max(2, os.cpu_count() or 1)
+        local = max(1, gpus) if devices == "auto" else whole("devices", devices, 1, most)
+        world = local * nodes
     if world == 1:
         yield Workers(wanted)
         return
+    # Takes seconds, which a single process does not pay.
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -182,12 +180,13 @@ def launched(device: torch.device) -> tuple[int, int]:
         env.setdefault("MASTER_ADDR", SLURMEnvironment.resolve_root_node_address(hosts))
         env.setdefault("MASTER_PORT", str(20_000 + int(env.get("SLURM_JOB_ID", "0")) % 10_000))
     world = int(env.get("WORLD_SIZE", "1")) if "RANK" in env else 1
+    if world == 1:
+        return 1, 1
     visible = torch.cuda.device_count() if device.type == "cuda" else world
-    local = int(env.get("LOCAL_WORLD_SIZE", min(world, visible))) if world > 1 else 1
-    if local < 1 or world % local:
+    local = int(env.get("LOCAL_WORLD_SIZE", min(world, visible)))
+    if world % local:
         raise InputError(f"{world} processes do not divide evenly over the nodes; start as many on each")
-    if world > 1:
-        env.setdefault("LOCAL_RANK", str(int(env["RANK"]) % local))
+    env.setdefault("LOCAL_RANK", str(int(env["RANK"]) % local))
     return world, local
 
 

@@ -12,25 +12,14 @@ import os
 import secrets
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from randens.core.errors import FileError, InputError, ModelError, RandensError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock: two runs in one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
-
 AnyPath = str | os.PathLike[str]
 _LARGEST_DOCUMENT = 256 << 20
-_LARGEST_TOML = 1 << 14  # a dotted key takes memory by the square of its length
 
 
 @contextlib.contextmanager
@@ -42,7 +31,7 @@ def file_errors(doing: str, path: AnyPath) -> Iterator[None]:
         raise
     except Exception as error:
         name = str(path) if str(path).isprintable() else ascii(str(path))
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise FileError(f"cannot {doing} {name:.200}: {reason:.300}") from error
 
 
@@ -99,22 +88,6 @@ def parse_json(content: bytes) -> Any:
         raise ValueError(f"it is not valid JSON ({error})") from error
 
 
-def read_toml(path: AnyPath) -> dict[str, Any]:
-    """Read TOML; a missing or damaged file is named in the error."""
-    with file_errors("read", path):
-        return parse_toml(read_file(path, _LARGEST_TOML).decode())
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """TOML; anything else, or what is too long or nested too deep, is a ValueError."""
-    if len(text) > _LARGEST_TOML:
-        raise ValueError(f"it has {len(text)} characters; at most {_LARGEST_TOML} are read")
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not valid TOML ({error})") from error
-
-
 def write_atomic(path: AnyPath, content: bytes) -> None:
     """Write `content` under a temporary name, flush it to disk, then rename it: readers never see a part of it."""
     target = Path(path)
@@ -135,13 +108,16 @@ def write_atomic(path: AnyPath, content: bytes) -> None:
 
 def write_json(path: AnyPath, value: Any) -> None:
     """Write `value` as indented, key-sorted JSON, atomically. NaN is refused: it is not JSON."""
+    write_atomic(path, encoded(value, path, indent=2, sort_keys=True))
+
+
+def encoded(value: Any, path: AnyPath, **options: Any) -> bytes:
+    """A line, or lines, of JSON for the file `path`."""
     try:
-        text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-        content = (text + "\n").encode()
+        return (json.dumps(value, allow_nan=False, ensure_ascii=False, **options) + "\n").encode()
     # Lone surrogates, which no encoding has, are ValueErrors.
     except (TypeError, ValueError) as error:
         raise InputError(f"cannot write {str(path)!r:.200}: its content is not JSON ({error})") from error
-    write_atomic(path, content)
 
 
 @contextlib.contextmanager
@@ -160,12 +136,7 @@ def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 os.replace(target, old)
-            try:
-                os.replace(fresh, target)
-            except OSError:
-                if old.exists():
-                    os.replace(old, target)
-                raise
+            os.replace(fresh, target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
@@ -173,36 +144,21 @@ def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def only_writer(folder: AnyPath) -> Iterator[None]:
-    """Hold the lock file ``.NAME.lock`` beside `folder` ; `FileError` if another process does."""
+    """Hold the lock file ``.NAME.lock`` beside `folder`; `FileError` if another process does."""
+    from filelock import FileLock, Timeout
+
     path = Path(folder).absolute()
-    path = path.with_name(f".{path.name}.lock")
-    with file_errors("lock", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A link in the lock's place is refused: it could point to any file.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    with os.fdopen(handle):
+    lock = FileLock(path.with_name(f".{path.name}.lock"), blocking=False)
+    with file_errors("lock", lock.lock_file):
         try:
-            if fcntl is not None:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileError(
-                f"{folder} is being written by another process; wait, or choose another"
-            ) from None
+            lock.acquire()
+        except Timeout:
+            message = f"{folder} is being written by another process; wait, or choose another"
+            raise FileError(message) from None
+    try:
         yield
-
-
-def plain(value: Any) -> Any:
-    """`value` as JSON has it: by its own `to_json` or `to_dict` if it has one, else by its parts."""
-    for method in ("to_json", "to_dict", "tolist"):
-        if hasattr(value, method):
-            return getattr(value, method)()
-    if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    return str(value) if isinstance(value, os.PathLike) else value
+    finally:
+        lock.release()
 
 
 class Plain:
@@ -211,6 +167,20 @@ class Plain:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON."""
         return {name: plain(value) for name, value in vars(self).items()}
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: by its own `to_json` or `to_dict` if it has one, else by its parts."""
+    for method in ("to_json", "to_dict", "tolist"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    if dataclasses.is_dataclass(value):
+        return {name: plain(part) for name, part in vars(value).items()}
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(part) for part in value]
+    return str(value) if isinstance(value, os.PathLike) else value
 
 
 def sha256(content: bytes) -> str:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
 Progress = Callable[[str, float, float], None]
 """Called as ``progress(task, done, total)``; a task is finished when ``done == total``."""
@@ -34,17 +33,15 @@ def bars(given: Progress | None = None, *, log: bool = True) -> Iterator[Progres
         yield given
         return
     # Imported here because most functions are called without bars.
-    import rich.progress
     from rich.console import Console
+    from rich.progress import Progress as Display
+    from rich.progress import TaskID
 
     console = Console(stderr=True)
     if not leads() or not (console.is_terminal or console.is_jupyter):
-        yield _lines(sys.stderr) if leads() and log else silent
+        yield _lines() if leads() and log else silent
         return
-    display = rich.progress.Progress(
-        *rich.progress.Progress.get_default_columns(), console=console, transient=True
-    )
-    tasks: dict[str, rich.progress.TaskID] = {}
+    tasks: dict[str, TaskID] = {}
 
     def progress(task: str, done: float, total: float) -> None:
         if task not in tasks:
@@ -54,7 +51,7 @@ def bars(given: Progress | None = None, *, log: bool = True) -> Iterator[Progres
             # Finished tasks are removed: only running ones stay on the screen.
             display.remove_task(tasks.pop(task))
 
-    with display:
+    with Display(console=console, transient=True) as display:
         yield progress
 
 
@@ -65,7 +62,7 @@ def leads() -> bool:
     return rank == "0" == env.get("NODE_RANK", "0")
 
 
-def _lines(stream: TextIO) -> Progress:
+def _lines() -> Progress:
     """Print a line every ten seconds, about the task that is reported."""
     last = time.monotonic()
 
@@ -74,6 +71,6 @@ def _lines(stream: TextIO) -> Progress:
         now = time.monotonic()
         if 0 < done < total and now - last >= _SECONDS_BETWEEN_LINES:
             last = now
-            print(f"{task}: {done / total:.0%}", file=stream, flush=True)
+            sys.stderr.write(f"{task}: {done / total:.0%}\n")
 
     return progress

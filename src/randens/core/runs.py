@@ -14,7 +14,6 @@ that a file of a later version can be read.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import subprocess
@@ -24,21 +23,19 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from randens._version import __version__
-from randens.core.errors import FileError, InputError
-from randens.core.files import AnyPath, file_errors, parse_json, read_file, read_json, write_json
+from randens.core.errors import FileError
+from randens.core.files import AnyPath, encoded, file_errors, parse_json, read_file, read_json, write_json
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Probabilities = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=100_000)]
 
-_FORMAT = "randens-run-1"
 _LARGEST_METRICS = 1 << 30
-_LONGEST_LINE = 1 << 16
 
 
 class Document(BaseModel):
@@ -79,6 +76,7 @@ class ThreatDocument(Document):
 class _Manifest(Document):
     """The entries of manifest.json that are read; commands add their own."""
 
+    format: Literal["randens-run-1"]
     created: str | None = None
     command: list[str] | None = None
     versions: dict[str, str] | None = None
@@ -106,31 +104,27 @@ class Run:
     @staticmethod
     def create(path: AnyPath, **manifest: Any) -> Run:
         """Make a new folder (never an existing one) and write its manifest."""
-        run = Run(Path(path), {})
+        made = {"created": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": sys.argv[1:]}
+        about = {"format": "randens-run-1", "versions": versions(), "git_commit": _git_commit()}
+        run = Run(Path(path), {**about, **made, **manifest})
         with file_errors("create", path):
             if run.path.exists():
                 raise FileError(f"{path} exists already; choose another folder or remove it first")
             run.path.mkdir(parents=True)
-        run.manifest.update(format=_FORMAT, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
-        run.manifest.update(command=sys.argv[1:], versions=versions(), git_commit=_git_commit())
-        run.manifest.update(manifest)
         run.write("manifest", run.manifest)
         return run
 
     @staticmethod
     def open(path: AnyPath) -> Run:
         """Open a run folder; other folders are refused."""
-        folder = Path(path)
-        if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for names that are too long
-            raise FileError(f"{str(folder)[:200]} is not a folder; give a run folder, e.g. runs/quickstart-1")
-        path = folder / "manifest.json"
-        if not os.path.isfile(path):  # noqa: PTH113
-            raise FileError(f"{folder} is not a run folder: it has no manifest.json")
-        manifest = read_json(path)
-        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-            raise FileError(f"{path} is not a run of format {_FORMAT}")
-        _Manifest.parse(manifest, path)
-        return Run(folder, manifest)
+        file = Path(path) / "manifest.json"
+        if not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises for names that are too long
+            raise FileError(
+                f"{str(path)[:200]} is no run folder, which has a manifest.json; give one, e.g. runs/quickstart-1"
+            )
+        manifest = read_json(file)
+        _Manifest.parse(manifest, file)
+        return Run(file.parent, manifest)
 
     @property
     def ensemble(self) -> Path:
@@ -140,15 +134,9 @@ class Run:
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl; it reaches the disk before this returns."""
         path = self.path / "metrics.jsonl"
-        try:
-            line = json.dumps(values, allow_nan=False) + "\n"
-        except (TypeError, ValueError) as error:
-            raise InputError(f"cannot append to {path}: {values!r} is not JSON ({error})") from error
-        with file_errors("append to", path), path.open("a+b") as file:
-            # A crash may have left an incomplete line, which the next one must not continue.
-            start = file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
-            file.truncate(start + file.read().rfind(b"\n") + 1)
-            file.write(line.encode())
+        line = encoded(values, path)
+        with file_errors("append to", path), path.open("ab") as file:
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
@@ -158,9 +146,7 @@ class Run:
         lines = read_file(path, _LARGEST_METRICS).split(b"\n")[:-1] if path.exists() else []
         for number, line in enumerate(lines, start=1):
             with file_errors(f"read line {number} of", path):
-                if not isinstance(found := parse_json(line), dict):
-                    raise ValueError("it is not an object; it was altered")
-                yield found
+                yield dict(parse_json(line))
 
     def write(self, name: str, value: Any) -> Path:
         """Write `name`.json into the folder, atomically."""

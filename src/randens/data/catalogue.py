@@ -90,24 +90,18 @@ def gunzip(name: str, packed: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Listed:
-    """One data set.
-
-    counts: inputs of the official training and test parts. held_out: inputs of every class that go from the training
-    part to the validation split. sha256: of the decoded (train, test) parts, empty where unknown. format: None where
-    no files are needed. archive: the official one; without it the files are published one by one, gzipped. addresses:
-    where the authors publish. npm: a package with the same content, and its form.
-    """
+    """One data set and where its files are."""
 
     name: str
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
-    counts: tuple[int, int]
-    held_out: int
-    sha256: tuple[str, ...] = ()
-    format: FileFormat | None = None
-    archive: str = ""
-    addresses: tuple[str, ...] = ()
-    npm: tuple[str, FileFormat] | None = None
+    counts: tuple[int, int]  # inputs of the official training and test parts
+    held_out: int  # inputs of every class that go from the training part to the validation split
+    sha256: tuple[str, ...] = ()  # of the decoded (train, test) parts, empty where unknown
+    format: FileFormat | None = None  # None where no files are needed
+    archive: str = ""  # the official one; without it the files are published one by one, gzipped
+    addresses: tuple[str, ...] = ()  # where the authors publish
+    npm: tuple[str, FileFormat] | None = None  # a package with the same content, and its form
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -116,7 +110,6 @@ class Listed:
         return {"train": self.counts[0] - validation, "validation": validation, "test": self.counts[1]}
 
 
-_DIGITS = tuple("0123456789")
 _CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 _OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100_CLASSES = (
@@ -133,7 +126,7 @@ _LABELS = ("train_lables.json", "test_lables.json")  # as the package spells the
 
 _MNIST = Listed(
     name="mnist",
-    classes=_DIGITS,
+    classes=tuple("0123456789"),
     shape=(1, 28, 28),
     counts=(60_000, 10_000),
     held_out=500,
@@ -181,13 +174,6 @@ _CIFAR100 = replace(
     archive="cifar-100-binary.tar.gz",
     npm=None,
 )
-# digits come with scikit-learn.
-_ENTRIES = (
-    Listed("digits", _DIGITS, (1, 8, 8), (1437, 360), held_out=18),
-    _MNIST,
-    _FASHION,
-    _CIFAR10,
-    _CIFAR100,
-)
+_DIGITS = Listed("digits", _MNIST.classes, (1, 8, 8), (1437, 360), held_out=18)  # come with scikit-learn
 
-CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+CATALOGUE = {entry.name: entry for entry in (_DIGITS, _MNIST, _FASHION, _CIFAR10, _CIFAR100)}

@@ -31,11 +31,8 @@ _IN_MEMORY = 1 << 30
 _LARGEST_NPZ = 1 << 36
 _MOST_INFLATED = 100  # times the file's size, for arrays of more than 64 MiB
 _CHANNELS = (1, 3, 4)
-_SPLIT_FOLDERS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+_SPLIT_FOLDERS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+_SPLIT_FOLDERS |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
 _IMAGE_KEYS = ("pixel_values", "image", "images", "img", "x", "inputs", "features", "data")
 _LABEL_KEYS = ("labels", "label", "y", "target", "targets", "fine_label")
 _KINDS = "(x, y), a Dataset, a DataLoader, a Hugging Face data set, Data, a folder or the name of a data set"
@@ -80,16 +77,9 @@ def as_data(
     """
     if split is not None and split not in SPLITS:
         unknown("split", split, SPLITS)
-    if limit is not None:
-        whole("limit", limit)
-    if size is not None:
-        if np.shape(size) != (2,):
-            raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
-        for each in size:
-            whole("size", each, 1, 4096, ", for height and for width")
     found = _convert(data, split, limit, size)
-    if limit is not None and len(found) > limit:
-        found = found.subset(slice(0, limit))
+    if limit is not None:
+        found = found.subset(slice(0, whole("limit", limit)))
     if not len(found):
         raise InputError("data is empty; give at least one input")
     if isinstance(data, str | os.PathLike):
@@ -97,15 +87,15 @@ def as_data(
     elif split is not None and found.split not in ("unknown", split):
         raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
     if classes is not None and not isinstance(classes, Iterable):
-        classes = [str(label) for label in range(whole("classes", classes, 2, 1 << 20))]
-    known = found.classes if classes is None else tuple(map(str, classes))
+        classes = list(map(str, range(whole("classes", classes, 2, 1 << 20))))
+    names = found.classes if classes is None else tuple(map(str, classes))
     low, high = int(found.y.min()), int(found.y.max())
-    count = len(known) or high + 1
+    count = len(names) or high + 1
     if low < 0 or high >= count:
         raise InputError(
             f"data has labels from {low} to {high}; labels of {count} classes run from 0 to {count - 1}"
         )
-    return replace(found, classes=known, split=split or found.split)
+    return replace(found, classes=names, split=split or found.split)
 
 
 def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, int] | None) -> Data:
@@ -122,7 +112,10 @@ def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, i
             return _folder(Path(text), split, size)
         unknown("data set", text, CATALOGUE)
     if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
-        return _hugging_face(data, limit)
+        # Of Hugging Face.
+        names = tuple(getattr(data.features[_keys(data.column_names)[1]], "names", ()))
+        called = getattr(data.info, "dataset_name", None) or "datasets"
+        return replace(_collected(data, limit), classes=names, name=called)
     if _is_pair(data):
         x, y = data
         return _from_arrays(x, y, "tensors" if isinstance(x, Tensor) else "arrays")
@@ -131,6 +124,8 @@ def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, i
 
 def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data:
     """Images below ``root/<class>`` or ``root/<split>/<class>``, decoded at once if they are not too many."""
+    if size is not None and (np.shape(size) != (2,) or not all(value in range(1, 4097) for value in size)):
+        raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
     place, found, folders = root.absolute(), "unknown", _subfolders(root)
     splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
     if folders and len(splits) == len(folders):
@@ -155,16 +150,11 @@ def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data
         labels += [label] * len(images)
     channels, *first = read_image(files[0]).shape
     height, width = size or first
-    notes = (f"images of {first[0]}×{first[1]} pixels were scaled to {height}×{width}",)
+    scaled = f"images of {first[0]}×{first[1]} pixels were scaled to {height}×{width}"
     lazy = ImageFiles(tuple(files), (height, width), channels, size is not None)
-    return Data(
-        lazy[:] if math.prod(lazy.shape) <= _IN_MEMORY else lazy,
-        torch.tensor(labels),
-        tuple(folder.name for folder in folders),
-        place.name,
-        found,
-        () if [height, width] == first else notes,
-    )
+    stored = lazy[:] if math.prod(lazy.shape) <= _IN_MEMORY else lazy
+    classes, notes = tuple(folder.name for folder in folders), () if [height, width] == first else (scaled,)
+    return Data(stored, torch.tensor(labels), classes, place.name, found, notes)
 
 
 def _subfolders(root: Path) -> list[Path]:
@@ -178,12 +168,9 @@ def read_npz(path: Path, names: Sequence[str]) -> list[npt.NDArray[Any]]:
         most = max(1 << 26, _MOST_INFLATED * os.fstat(file.fileno()).st_size)
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError(f"{info.filename} has another compression than deflate")
-                if info.file_size > most:
-                    raise ValueError(
-                        f"{info.filename} unpacks to {info.file_size} bytes; save it uncompressed"
-                    )
+                usual = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+                if not usual or info.file_size > most:
+                    raise ValueError(f"{info.filename} is compressed too far; save it uncompressed")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             return [arrays[name] for name in names]
@@ -210,29 +197,22 @@ def _keys(names: Iterable[str]) -> tuple[str, str]:
     return image, label
 
 
-def _hugging_face(data: Any, limit: int | None) -> Data:
-    found = _collected(data, limit)
-    name = getattr(data.info, "dataset_name", None) or "datasets"
-    classes = tuple(getattr(data.features[_keys(data.column_names)[1]], "names", ()))
-    return replace(found, classes=classes, name=str(name))
-
-
 def _collected(data: Any, limit: int | None) -> Data:
     """Pairs from a loader (batches) or a data set (single inputs), read once and in order."""
     inner = getattr(data, "dataset", data)
     single = isinstance(data, torch.utils.data.Dataset)
     x: list[Tensor] = []
     y: list[Tensor] = []
-    for number, item in enumerate(_items(data)):
+    if isinstance(data, Mapping) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise InputError(f"data is a {type(data).__name__}; give {_KINDS}")
+    indexed = single and hasattr(data, "__len__")
+    for number, item in enumerate((data[index] for index in range(len(data))) if indexed else data):
         if isinstance(item, Mapping):
             one, label = (item[key] for key in _keys(item))
         elif isinstance(item, tuple | list) and len(item) == 2:
             one, label = item
         else:
-            size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-            found = f"item {number} of data is a {type(item).__name__}{size}"
-            found = "data is a mapping" if isinstance(data, Mapping) else found
-            raise InputError(f"{found}; it must be a pair (x, y)")
+            raise InputError(f"item {number} of data is a {type(item).__name__}; it must be a pair (x, y)")
         batched = not single and np.ndim(label) == 1
         x.append(_tensor(one) if batched else _tensor(one).unsqueeze(0))
         y.append(_labels(label if batched else [label]))
@@ -251,23 +231,12 @@ def _collected(data: Any, limit: int | None) -> Data:
     return _from_arrays(torch.cat(x), torch.cat(y), name, classes, str(getattr(inner, "split", "")))
 
 
-def _items(data: Any) -> Iterable[Any]:
-    if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
-        return (data[index] for index in range(len(data)))
-    try:
-        return iter(data)
-    except TypeError:
-        raise InputError(f"data is a {type(data).__name__}; give {_KINDS}") from None
-
-
 def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split: str = "") -> Data:
     """The one place that decides on types and axes."""
     inputs, labels, notes = _tensor(x), _labels(y), []
     shape = tuple(inputs.shape)
     if len(shape) < 2 or len(inputs) != len(labels):
-        raise InputError(
-            f"x has shape {shape} and y {tuple(labels.shape)}; give inputs [n, ...] and labels [n]"
-        )
+        raise InputError(f"x has shape {shape} and y ({len(labels)},); give inputs [n, ...] and labels [n]")
     if len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS:
         inputs = inputs.permute(0, 3, 1, 2).contiguous()
         notes.append(f"x has shape {shape}, channels last; it was read as {tuple(inputs.shape)}")
@@ -275,9 +244,7 @@ def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split
         inputs = inputs.unsqueeze(1) if inputs.dim() == 3 else inputs
         notes.append("x is uint8; it was divided by 255")
     elif not inputs.is_floating_point():
-        raise InputError(
-            f"x has type {inputs.dtype}; it must be floating point, or uint8 for images in 0..255"
-        )
+        raise InputError(f"x has type {inputs.dtype}; give floating point, or uint8 for images in 0..255")
     # Tensors in float64 are meant so; in NumPy it is what one gets without asking.
     elif inputs.dtype != torch.float64 or not isinstance(x, Tensor):
         inputs = inputs.float()
@@ -288,9 +255,8 @@ def _tensor(item: Any) -> Tensor:
     """One input, or a batch of them, as a tensor on the CPU."""
     if isinstance(item, Tensor):
         if not is_dense(item) or item.is_complex():
-            raise InputError(
-                f"data holds a {item.layout} tensor of {item.dtype} on {item.device}; make it dense"
-            )
+            kind = f"{item.layout} tensor of {item.dtype} on {item.device}"
+            raise InputError(f"data holds a {kind}; it must be dense and real")
         found = item.detach().cpu()
         # A tensor of inference mode cannot take part in autograd; its copy can.
         return found.clone() if found.is_inference() else found
@@ -298,9 +264,8 @@ def _tensor(item: Any) -> Tensor:
         array = np.asarray(item)
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except (TypeError, ValueError):
-        raise InputError(
-            f"data holds a {type(item).__name__}; inputs must be tensors, arrays or images"
-        ) from None
+        name = type(item).__name__
+        raise InputError(f"data holds a {name}; inputs must be tensors, arrays or images") from None
 
 
 def _labels(y: Any) -> Tensor:

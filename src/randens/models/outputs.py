@@ -142,26 +142,16 @@ def preprocessing_of(given: Any, module: nn.Module | None = None) -> tuple[list[
     """
     if given is None:
         return None
-    kind = type(module).__name__
     found = given
     if isinstance(given, str) and given == "auto":
         found = getattr(module, "pretrained_cfg", None) or getattr(module, "default_cfg", None)
-        if found is None:
-            raise InputError(
-                f"preprocessing is 'auto', but {kind} carries no configuration as timm's models do; "
-                "give (mean, std), or the image processor of transformers"
-            )
-    pair = _find_pair(found)
-    if pair is None and isinstance(found, tuple | list) and len(found) == 2:
-        pair = found[0], found[1]
+    pair = _find_pair(found) or found
     try:
-        if pair is None:
-            raise TypeError
         means, stds = ([float(v) for v in (p if hasattr(p, "__len__") else [p])] for p in pair)
     except (TypeError, ValueError):
         raise InputError(
             f"preprocessing is {given!r:.100}; give (mean, std), numbers or one per channel, something that has "
-            "them, or 'auto'"
+            "them, or 'auto' for a network that carries timm's configuration"
         ) from None
     if not means or not stds or not all(map(math.isfinite, [*means, *stds])) or min(stds) <= 0:
         raise InputError(f"preprocessing is (mean, std) = {pair}; means must be finite, deviations positive")

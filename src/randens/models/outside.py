@@ -86,7 +86,7 @@ def from_spec(spec: str) -> Any:
         if len(where) not in (0, 2):
             raise InputError(f"model is {spec!r}; give robustbench:NAME or robustbench:DATASET/NORM/NAME")
         data, norm = where or ("cifar10", "Linf")
-        with imported("robustbench.utils:load_model") as load:
+        with imported("robustbench.utils:load_model") as load, _sentence(spec, "cannot be loaded"):
             return load(model_name=name, dataset=data, threat_model=norm)
     if kind == "timm":
         module = _from_timm(spec, {})
@@ -117,13 +117,7 @@ def imported(spec: str) -> Iterator[Any]:
 def torchscript(path: str | os.PathLike[str]) -> nn.Module:
     """A member from a TorchScript file, whose code runs: load only what you trust. Gradients work."""
     with open_file(path, _LARGEST) as file:
-        try:
-            module = torch.jit.load(file, map_location="cpu")  # type: ignore[no-untyped-call]
-        # Damaged files raise whatever their reader meets.
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise FileError(f"{path} is not a TorchScript file ({reason})") from error
-    return adapt(module)
+        return adapt(torch.jit.load(file, map_location="cpu"))  # type: ignore[no-untyped-call]
 
 
 class OnnxMember(nn.Module):
@@ -177,12 +171,8 @@ def _from_timm(name: str, options: Mapping[str, Any]) -> nn.Module:
     known = name.removeprefix("timm:")
     if not known.replace("_", "").replace(".", "").isalnum():
         raise InputError(f"model is {name[:200]!r}; give the name of a network of timm, e.g. timm:resnet18")
-    try:
-        timm = importlib.import_module("timm")
-    except ImportError as error:
-        raise InputError(f"model is {name!r}, which needs timm ({error}); run `pip install timm`") from error
     with _sentence(name, "cannot be made by timm"):
-        return timm.create_model(known, **options)
+        return importlib.import_module("timm").create_model(known, **options)
 
 
 @contextlib.contextmanager

@@ -21,10 +21,11 @@ from randens.core.errors import InputError, ModelError, RandensError
 from randens.core.files import write_atomic
 from randens.core.progress import Progress
 from randens.core.runs import Run
-from randens.data import Augment, Data
+from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.training import checkpoint, losses
 from randens.training.alpha import AlphaRule, Validated, attacked, validation_attack
+from randens.training.augment import Augment
 from randens.training.checkpoint import Best, Spent, Stage
 from randens.training.losses import Adversary, AttackedMembers, Forward, Start
 from randens.training.methods import METHODS, Batch, StageMembers, Weights

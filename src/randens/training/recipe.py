@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -29,8 +30,15 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from randens.core.errors import InputError, number
-from randens.core.files import parse_toml
+from randens.core.files import AnyPath, file_errors, read_file
 from randens.threat import Threat
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_LARGEST_TOML = 1 << 14  # a dotted key takes memory by the square of its length
 
 # Where and how fast a run is computed: a run may be continued with other values.
 _OF_THE_MACHINE = (
@@ -365,6 +373,12 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "")
     return lines
 
 
+def read_toml(path: AnyPath) -> dict[str, Any]:
+    """Read TOML; a missing or damaged file is named in the error."""
+    with file_errors("read", path):
+        return tomllib.loads(read_file(path, _LARGEST_TOML).decode())
+
+
 def with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """The content after ``key=value`` settings, in place; a value is read as TOML, or as text if it is not TOML."""
     for setting in settings:
@@ -372,8 +386,8 @@ def with_settings(content: dict[str, Any], settings: Iterable[str]) -> dict[str,
         if not sign or not key:
             raise InputError(f"--set {setting!r} is not of the form key=value, e.g. optimizer.lr=0.05")
         try:
-            value = parse_toml(f"value = {text}")["value"]
-        except ValueError:
+            value = tomllib.loads(f"value = {text}")["value"] if len(text) < _LARGEST_TOML else text
+        except (ValueError, RecursionError):
             value = None if text == "none" else text
         *groups, last = key.split(".")
         place = content

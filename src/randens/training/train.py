@@ -17,7 +17,7 @@ from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.devices import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import only_writer, read_toml
+from randens.core.files import only_writer
 from randens.core.progress import Progress, bars
 from randens.core.runs import Run
 from randens.data import Data
@@ -27,7 +27,7 @@ from randens.training import losses
 from randens.training.alpha import attacks_per_choice, due
 from randens.training.engine import Engine, Session, seed_for
 from randens.training.methods import METHODS, StageMembers, uniform
-from randens.training.recipe import Recipe, difference, recipe_from, with_settings
+from randens.training.recipe import Recipe, difference, read_toml, recipe_from, with_settings
 from randens.witness.fingerprints import input_keys
 
 Pair = tuple[Data, Data]
