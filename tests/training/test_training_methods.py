@@ -146,9 +146,11 @@ def test_every_method_spends_what_was_planned(
     # Members that an optimal α leaves out are not attacked.
     less = method == "barre" and 0 < spent["crafting"] < planned.crafting
     assert spent["crafting"] == planned.crafting or less
-    assert 0 < spent["attacks"] <= planned.attacks
+    attacks = planned.validations + planned.choices
+    assert 0 < spent["attacks"] <= attacks
     if sampling.get("method") in ("osp", "uniform") or method in ("at", "bat"):
-        assert spent["attacks"] == planned.attacks  # an exact choice may need fewer sweeps than it may make
+        assert spent["attacks"] == attacks  # an exact choice may need fewer sweeps than it may make
+    assert (planned.held, planned.chosen_on) == (10, sampling.get("size", 10))
     assert spent["backwards"] > spent["crafting"] + spent["training"]
 
 

@@ -35,12 +35,11 @@ Pair = tuple[Data, Data]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage: passes per image and epoch to craft and to train, and attacks on held-out images, at most."""
+    """One stage: passes per image and epoch to craft and to train, at most."""
 
     epochs: int
     crafting: int
     training: int
-    attacks: int
 
 
 @dataclass(frozen=True)
@@ -48,21 +47,24 @@ class Plan:
     """What a run will do at most: passes of a member on an image, forward and as many backward; and attacks.
 
     `crafting` passes go back to the input, `training` passes to the weights; both are less where a member stops early
-    or is never sampled. ARC's depend on the images and count as 0. An attack takes all `held` images.
+    or is never sampled. ARC's depend on the images and count as 0. An attack to validate takes all `held` images, one
+    to choose α all that it is `chosen_on`.
     """
 
     stages: tuple[StagePlan, ...]
     held: int
+    chosen_on: int
     crafting: int
     training: int
-    attacks: int
+    validations: int
+    choices: int
 
     def sentence(self) -> str:
         """A sentence for the user before the run starts."""
         crafting = f"{count(self.crafting)} to craft" if self.crafting else "those of ARC to craft"
         return (
-            f"at most {self.attacks} attacks on {self.held:,} images to validate and to choose α, "
-            f"and member passes: {crafting}, {count(self.training)} to train"
+            f"at most {self.validations} attacks on {self.held:,} images to validate, {self.choices} on "
+            f"{self.chosen_on:,} to choose α, and member passes: {crafting}, {count(self.training)} to train"
         )
 
 
@@ -159,6 +161,7 @@ def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> 
     craft = losses.adversary(recipe.adversary, recipe.threat.build(), level)
     counts = method.stages(recipe.members)
     stages: list[StagePlan] = []
+    validations, choices = 0, attacks_per_choice(recipe.sampling, recipe.members, method.sweeps)
     for number, size in enumerate(counts):
         before, every = sum(counts[:number]), recipe.validation.every
         members = StageMembers([nn.Identity()] * before, [nn.Identity()] * size, uniform(before + size))
@@ -168,14 +171,16 @@ def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> 
         updates = [e for e in range(1, epochs + 1) if due(recipe.sampling, before + size, e, epochs)]
         updates = updates if method.reweighs and before else []
         validated = {*updates, epochs, *range(every, epochs + 1, every)} - {0}
-        made = len(validated) + len(updates) * attacks_per_choice(recipe.sampling, before + size)
+        validations += len(validated)
+        choices += len(updates) * attacks_per_choice(recipe.sampling, before + size)
         training = losses.passes(recipe.loss) * size
-        stages.append(StagePlan(epochs, craft.passes(len(attacked)), training, made))
-    made = sum(stage.attacks for stage in stages) + (recipe.sampling.data == "train")
-    made += attacks_per_choice(recipe.sampling, recipe.members, method.sweeps)
+        stages.append(StagePlan(epochs, craft.passes(len(attacked)), training))
+    held = chosen_on = min(held, recipe.validation.size or held)
+    if recipe.sampling.data == "train":
+        chosen_on, validations = min(images, recipe.sampling.size), validations + 1
     crafting = images * sum(stage.epochs * stage.crafting for stage in stages)
     trained = images * sum(stage.epochs * stage.training for stage in stages)
-    return Plan(tuple(stages), min(held, recipe.validation.size or held), crafting, trained, made)
+    return Plan(tuple(stages), held, chosen_on, crafting, trained, validations, choices)
 
 
 def shipped_recipes() -> dict[str, Path]:
