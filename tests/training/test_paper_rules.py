@@ -163,6 +163,8 @@ def test_every_setting_of_a_paper_recipe(path: Path) -> None:
     """A change of any of them must be noticed: these files are the paper's set-up and nothing else."""
     recipe = load_recipe(path)
     fields = recipe.to_json()
+    assert recipe.members == (1 if recipe.method == "at" else {"resnet18": 4}.get(recipe.model.name, 5))
+    assert (recipe.data.crop_padding, recipe.data.flip, recipe.data.rotation) == (4, True, 0)
     adversary = {"name": "pgd", "level": "auto", "loss": "mce", "steps": 10, "start": 0.5, "warmup": 0}
     assert adversary.items() <= fields["adversary"].items()
     assert fields["adversary"]["step"] == pytest.approx(2 / 255)
