@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from paper.reproduce.measure import ATTACKS
-from paper.reproduce.tables import ATTACK_NAMES, DATA, METHODS, NETWORKS, paper, paper_names
+from paper.reproduce.tables import ATTACK_NAMES, DATA, METHODS, NETWORKS, paper, paper_names, sampled_name
 from randens.core.errors import InputError
 from randens.risk import auxiliary_risk, bounds
 from randens.risk.sets import as_probs, as_risks
@@ -200,7 +200,7 @@ def _best() -> Iterator[Reported]:
             probs = paper()["probabilities"].get(data, {}).get(network, {}).get(base)
             if uniform:
                 probs = [1 / numbers["members"]] * numbers["members"]
-            name = f"Table 1, {_place(network, data)}, {_label(base)}{'†' if uniform else ''}"
+            name = f"Table 1, {_place(network, data)}, {sampled_name(base)}{'†' if uniform else ''}"
             if method != "at":
                 yield _row(name, data, network, base, numbers[data], probs=probs)
 
@@ -222,7 +222,7 @@ def _attacks() -> Iterator[Reported]:
             ReportedAttack(ATTACK_NAMES[name].split(" ")[0], numbers[name], *ball)
             for name, ball in balls.items()
         )
-        name = f"Table 5, {paper()['networks'][network]}, {_label(method)}"
+        name = f"Table 5, {paper()['networks'][network]}, {sampled_name(method)}"
         members = tuple(robust for _, robust in paper()["individual"]["cifar10"][network][method])
         yield Reported(name, members, numbers["arc-r"], (1 / count,) * count, attacks)
 
@@ -234,10 +234,6 @@ def _row(
     natural, robust = zip(*paper()["individual"][data][network][method][:m], strict=True)
     alpha = None if probs is None else tuple(probs)
     return Reported(name, robust, pair[1], alpha, natural=pair[0], members_natural=natural)
-
-
-def _label(method: str) -> str:
-    return METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
 
 
 def _place(network: str, data: str) -> str:
@@ -258,17 +254,17 @@ def repeated() -> tuple[str, ...]:
                     f"{label}: Table 1 (α by OSP) and Table 5 (uniform) have the same robust accuracy; the natural "
                     f"accuracies {fits} uniform probabilities"
                 )
-        for data in DATA:
-            best, sizes = stated["best"][network]["barre"], stated["sizes"][data][network]
-            m = best["members"]
-            if m <= len(sizes["barre"]) and sizes["barre"][m - 1] != best[data]:
-                both = f"{best[data]} in Table 1 and {sizes['barre'][m - 1]} by size"
-                said.append(f"{_place(network, data)}: BARRE with M = {m} is {both}")
-            said += [
-                f"{_place(network, data)}: MRBoost with M = {m} and M = {m + 1} have the same numbers {one}"
-                for m, (one, two) in enumerate(pairwise(sizes["mrboost"]), start=1)
-                if one == two
-            ]
+        for data, method in product(DATA, ("at", "barre")):
+            best, sizes = stated["best"][network][method], stated["sizes"][data][network]["barre"]
+            m, label = best["members"], f"{_place(network, data)}, {METHOD_NAMES[method]}"
+            if m <= len(sizes) and sizes[m - 1] != best[data]:
+                said.append(f"{label}, M = {m}: {best[data]} in Table 1 and {sizes[m - 1]} by size")
+        said += [
+            f"{_place(network, data)}, MRBoost: M = {m} and M = {m + 1} have the same numbers {one}"
+            for data in DATA
+            for m, (one, two) in enumerate(pairwise(stated["sizes"][data][network]["mrboost"]), start=1)
+            if one == two
+        ]
     return tuple(said)
 
 

@@ -50,7 +50,9 @@ def members(place: Path, normalized: bool = False) -> tuple[list[Classifier], li
     """The networks at `place` and their α, if that was saved."""
     if place.is_file():
         return [_member(weights, normalized) for weights in _read(place).values()], None
-    files = sorted(place.glob("*/model_best.pth")) or sorted(place.glob("iter*/epoch99.pth"), key=_number)
+    files = sorted(place.glob("*/model_best.pth")) or sorted(
+        place.glob("iter*/epoch99.pth"), key=lambda file: int("0" + re.sub(r"\D", "", file.parent.name))
+    )
     if not files:
         raise FileError(f"{place} holds neither */model_best.pth nor iter*/epoch99.pth, and is no file")
     read = [_read(file) for file in files]
@@ -97,11 +99,6 @@ def _member(weights: Any, normalized: bool) -> Classifier:
             architecture = {"name": name, "classes": classes, "input_shape": list(_SHAPE)}
             return Classifier(body, {**architecture, "mean": mean, "std": std}).eval()
     raise FileError(f"no network of {', '.join(_NETWORKS)} has these {len(tensors)} tensors")
-
-
-def _number(file: Path) -> int:
-    digits = re.sub(r"\D", "", file.parent.name)
-    return int(digits or 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

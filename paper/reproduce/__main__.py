@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from paper.reproduce.measure import ALPHA, Settings
 from paper.reproduce.page import Measurements, page, reproduce
 from paper.reproduce.plan import SCALES, hours, plan
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], help="runs whose names begin so")
     parser.add_argument("--list", action="store_true", help="print the commands that train, one per line")
     parser.add_argument("--time", action="store_true", help="estimate the hours at this device's speed now")
-    parser.add_argument("--page", type=Path, help="print the page of this measurements.json; nothing is run")
+    again = "print the page of this measurements.json, differences over all that are named; nothing is run"
+    parser.add_argument("--page", type=Path, nargs="+", help=again)
     parser.add_argument("--runs", type=Path, help="where the run folders are; runs/SCALE by default")
     train = "train what is missing; at digits by default"
     parser.add_argument("--train", action=argparse.BooleanOptionalAction, help=train)
@@ -47,11 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
     scale, folder = SCALES[asked.scale], asked.runs or Path("runs") / asked.scale
+    if asked.scale == "digits":
+        # Networks this small gain nothing from several threads, and lose much where others use the cores.
+        torch.set_num_threads(1)
     try:
         if asked.list or asked.time:
             print("\n".join(_listed(asked, folder)))
         elif asked.page:
-            print(page(Measurements.load(asked.page)), end="")
+            first, *more = map(Measurements.load, asked.page)
+            print(page(first, more=more), end="")
         else:
             settings = Settings(asked.attack, asked.alpha or scale.alpha, asked.limit, asked.seed)
             training = asked.scale == "digits" if asked.train is None else asked.train

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from paper.reproduce.tables import Found, Wanted, paper
-from randens.core.files import write_atomic
 
 _STYLES = {
     "at": ("o", "#4c4c4c", "AT"),
@@ -68,10 +65,3 @@ def figure4(curves: Mapping[str, Sequence[tuple[int, float, float]]]) -> Figure:
             axes.legend(fontsize=7)
     figure.suptitle("BARRE's second member by training attack (Figure 4)", fontsize=10)
     return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG, atomically."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    write_atomic(path, buffer.getvalue())

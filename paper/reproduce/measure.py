@@ -211,10 +211,10 @@ class _Work:
         return found.robust_accuracy
 
     def _curve(self) -> tuple[tuple[int, float, float], ...]:
-        lines = [
-            line for line in self.run.metrics() if line.get("event") == "epoch" and line.get("member") == 2
-        ]
-        return tuple((line["epoch"], line["natural"], line["robust"]) for line in lines if "robust" in line)
+        epochs = (line for line in self.run.metrics() if line.get("event") == "epoch" and "robust" in line)
+        return tuple(
+            (line["epoch"], line["natural"], line["robust"]) for line in epochs if line["member"] == 2
+        )
 
 
 def _l2(threat: Threat, dimension: int) -> Threat:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paper.reproduce.figures import figure1, figure4, save
+from paper.reproduce.figures import figure1, figure4
 from paper.reproduce.findings import findings
 from paper.reproduce.measure import Measured, Settings, measure
 from paper.reproduce.plan import SCALES, Planned, check, plan
@@ -32,10 +32,8 @@ class Measurements:
     runs: dict[str, Measured]
 
     def save(self, path: Path) -> None:
-        """Write JSON, one run per line."""
-        runs = ",\n".join(f"{json.dumps(name)}: {json.dumps(asdict(one))}" for name, one in self.runs.items())
-        head = f'{{"scale": "{self.scale}", "settings": {json.dumps(asdict(self.settings))}, "runs": {{\n'
-        write_atomic(path, f"{head}{runs}\n}}}}\n".encode())
+        """Write JSON."""
+        write_atomic(path, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def load(path: Path) -> Measurements:
@@ -56,9 +54,19 @@ class Measurements:
         return {text: have.curve for text, have in runs.items() if have is not None}
 
 
-def page(done: Measurements, folder: Path | None = None, changes: Sequence[str] = ()) -> str:
-    """Tables, what they say, the missing runs with the commands that make them, and the cost, in Markdown."""
-    scale = SCALES[done.scale]
+def page(
+    done: Measurements,
+    folder: Path | None = None,
+    changes: Sequence[str] = (),
+    more: Sequence[Measurements] = (),
+) -> str:
+    """Tables, what they say, the missing runs with the commands that make them, and the cost, in Markdown.
+
+    more: measurements of the same runs made with other seeds, for the differences.
+    """
+    scale, every = SCALES[done.scale], [done, *more]
+    seeds = ", ".join(str(one.settings.seed) for one in every)
+    over = f"seeds {seeds} and the images" if more else f"the images alone: every run has one seed ({seeds})"
     lines = [
         f"# The paper's tables at the {done.scale} scale",
         "",
@@ -67,18 +75,17 @@ def page(done: Measurements, folder: Path | None = None, changes: Sequence[str] 
         f"Attack: {done.settings.attack}; α chosen on validation data by the rule `{done.settings.alpha}`, for every "
         "method and size; only † and Table 5 sample uniformly, as the paper does. Each cell: ours (the paper's), "
         "accuracies in percent; – where a run is missing; ‡ where one member has all the weight. Robust accuracies are "
-        "pointwise worst cases over the attacks on the ensemble and on each member, on test data. Every run has one "
-        f"seed ({done.settings.seed}), so the intervals (95 %) are over the images alone.",
+        "pointwise worst cases over the attacks on the ensemble and on each member, on test data. Tables are of seed "
+        f"{done.settings.seed}; the differences that follow have 95 % intervals over {over}.",
         "",
-        *findings(done.found, scale.networks, scale.names),
+        *findings([one.found for one in every], scale.networks, scale.names),
         *_figure4_says(done.curves),
         "",
     ]
     for table in tables(done.found, scale.networks, scale.names):
         lines += [f"## {table.title}", "", table.markdown(), ""]
-    lines += ["## Budget", ""]
-    lines.append("| run | members | epochs | test inputs | passes to train | passes to measure |")
-    lines.append("|---|---:|---:|---:|---:|---:|")
+    head = "| run | members | epochs | test inputs | passes to train | passes to measure |"
+    lines += ["## Budget", "", head, "|---|---:|---:|---:|---:|---:|"]
     for name, one in done.runs.items():
         spent = (one.members, one.epochs, one.n, one.training_passes, one.measuring_passes)
         lines.append(f"| {name} | " + " | ".join(f"{number:,}" for number in spent) + " |")
@@ -124,8 +131,8 @@ def reproduce(
     done, networks = Measurements(scale, settings, runs), SCALES[scale].networks
     done.save(folder / "measurements.json")
     write_atomic(folder / "reproduction.md", page(done, folder, changes).encode())
-    save(figure1(done.found, networks), folder / "figure1.png")
-    save(figure4(done.curves), folder / "figure4.png")
+    figure1(done.found, networks).savefig(folder / "figure1.png", dpi=150)
+    figure4(done.curves).savefig(folder / "figure4.png", dpi=150)
     return done
 
 

@@ -51,11 +51,9 @@ class Planned:
 
     def command(self, runs: Path, settings: Sequence[str] = ()) -> str:
         """What to type to get the run."""
-        words = ["randens", "train", self.file, "--out", str(runs / self.name)]
         first = [] if self.first is None else [f"first={runs / self.first}"]
-        for setting in (*self.settings, *settings, *first):
-            words += ["--set", setting]
-        return shlex.join(words)
+        changed = [word for setting in (*self.settings, *settings, *first) for word in ("--set", setting)]
+        return shlex.join(["randens", "train", self.file, "--out", str(runs / self.name), *changed])
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,8 @@ def hours(run: Planned, device: str, settings: Sequence[str] = ()) -> tuple[floa
     """Hours to train a run and to measure it, at the speed of one batch on the device just now."""
     recipe = run.load(settings)
     sizes, members, planned = data.entry(recipe.data.name).sizes, recipe.members, training_plan(recipe)
-    validating = planned.attacks * planned.held * members * ATTACK_PASSES
-    training = 2 * (planned.crafting + planned.training) + validating
+    attacked = planned.validations * planned.held + planned.choices * planned.chosen_on
+    training = 2 * (planned.crafting + planned.training) + attacked * members * ATTACK_PASSES
     # All members at two α, each alone, the attacks of Table 5, and the choice of α on validation data.
     attacks = members * ((2 + members + 6) * sizes["test"] + 10 * sizes["validation"])
     rate = 3600 * _passes_per_second(recipe, device)

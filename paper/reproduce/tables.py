@@ -113,6 +113,11 @@ def paper() -> dict[str, Any]:
     return content
 
 
+def sampled_name(method: str) -> str:
+    """The name of a method whose ensemble is sampled."""
+    return METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
+
+
 def paper_names() -> Names:
     """The paper's own."""
     return Names(paper()["networks"], {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"})
@@ -178,15 +183,14 @@ def _sizes(found: Found, networks: Sequence[str], data: str, number: str, names:
 
 def _individual(found: Found, networks: Sequence[str], data: str, number: str, names: Names) -> Table:
     rows = []
-    for network in networks:
-        for method in METHODS:
-            have = found.get(Wanted(data, network, method))
-            stated = paper()["individual"][data][network][method]
-            cells: list[Cell] = []
-            for i in range(_MOST_MEMBERS):
-                pair = have.individual[i] if have is not None and i < have.members else None
-                cells += _cells(pair, stated[i] if i < len(stated) else (None, None))
-            rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells)))
+    for network, method in itertools.product(networks, METHODS):
+        have = found.get(Wanted(data, network, method))
+        stated = paper()["individual"][data][network][method]
+        cells: list[Cell] = []
+        for i in range(_MOST_MEMBERS):
+            pair = have.individual[i] if have is not None and i < have.members else None
+            cells += _cells(pair, stated[i] if i < len(stated) else (None, None))
+        rows.append(Row((names.networks[network], METHOD_NAMES[method]), tuple(cells)))
     columns = tuple(f"f{i} {name}" for i in range(1, _MOST_MEMBERS + 1) for name in _ACCURACIES)
     title = f"{number}. Members attacked alone, {names.data[data]}"
     return Table(title, ("Network", "Method"), columns, tuple(rows))
@@ -194,16 +198,14 @@ def _individual(found: Found, networks: Sequence[str], data: str, number: str, n
 
 def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
     rows = []
-    for network in networks:
-        for method in METHODS:
-            have = found.get(Wanted("cifar10", network, method))
-            numbers = paper()["attacks"][network][method]
-            cells = tuple(
-                Cell(None if have is None or a not in have.attacks else 100 * have.attacks[a], numbers[a])
-                for a in ATTACKS
-            )
-            label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
-            rows.append(Row((names.networks[network], label), cells))
+    for network, method in itertools.product(networks, METHODS):
+        have = found.get(Wanted("cifar10", network, method))
+        numbers = paper()["attacks"][network][method]
+        cells = tuple(
+            Cell(None if have is None or a not in have.attacks else 100 * have.attacks[a], numbers[a])
+            for a in ATTACKS
+        )
+        rows.append(Row((names.networks[network], sampled_name(method)), cells))
     columns = tuple(ATTACK_NAMES[a] for a in ATTACKS)
     title = f"Table 5. Robust accuracy by attack, uniform sampling, {names.data['cifar10']}"
     return Table(title, ("Network", "Method"), columns, tuple(rows))
@@ -212,23 +214,20 @@ def _attacks(found: Found, networks: Sequence[str], names: Names) -> Table:
 def _probabilities(found: Found, networks: Sequence[str], names: Names) -> Table:
     """α of each ensemble; the paper gives one, in its text, and no table."""
     rows = []
-    for network in networks:
-        for method in METHODS:
-            for data in DATA:
-                have = found.get(Wanted(data, network, method))
-                stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method) or ()
-                ours = () if have is None else have.probs
-                pairs = itertools.islice(
-                    itertools.zip_longest(ours, stated, [None] * _MOST_MEMBERS), _MOST_MEMBERS
-                )
-                percent = ([None if p is None else 100 * p for p in pair[:2]] for pair in pairs)
-                cells = tuple(Cell(mine, theirs) for mine, theirs in percent)
-                if ours or stated:
-                    label = METHOD_NAMES["mrboost-r" if method == "mrboost" else method]
-                    rows.append(Row((names.networks[network], label, names.data[data]), cells))
+    for network, method, data in itertools.product(networks, METHODS, DATA):
+        have = found.get(Wanted(data, network, method))
+        stated = paper()["probabilities"].get(data, {}).get(network, {}).get(method) or ()
+        ours = () if have is None else have.probs
+        cells = tuple(map(Cell, _percent(ours), _percent(stated)))
+        if ours or stated:
+            rows.append(Row((names.networks[network], sampled_name(method), names.data[data]), cells))
     columns = tuple(f"α{i}" for i in range(1, _MOST_MEMBERS + 1))
     title = "Probabilities of the ensembles (Section 5, in the text)"
     return Table(title, ("Network", "Method", "Data"), columns, tuple(rows))
+
+
+def _percent(probs: Sequence[float]) -> list[float | None]:
+    return [*(100 * p for p in probs), *[None] * _MOST_MEMBERS][:_MOST_MEMBERS]
 
 
 def _cells(pair: Pair | None, numbers: Sequence[float | None]) -> list[Cell]:

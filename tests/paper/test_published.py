@@ -91,3 +91,6 @@ def test_the_papers_own_tables() -> None:
     same = [line for line in repeated() if "have the same robust accuracy" in line]
     assert (len(same), sum("exclude uniform" in line for line in same)) == (8, 1)
     assert any("M = 3 and M = 4 have the same numbers" in line for line in repeated())
+    by_size = [line for line in repeated() if "by size" in line]
+    assert any("AT, M = 1: [80.96, 48.72] in Table 1 and [80.96, 48.7]" in line for line in by_size)
+    assert any("BARRE, M = 4: [54.63, 26.93] in Table 1 and [54.63, 26.9]" in line for line in by_size)

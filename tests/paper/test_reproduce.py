@@ -161,7 +161,7 @@ def test_claims_are_judged_on_the_same_images() -> None:
         AT: made_up(1, probs=(1.0,), risks={"sampled": fifty}),
         IAT: made_up(2, probs=(1.0, 0.0), risks={"sampled": twenty}),
     }
-    said = "\n".join(findings(found, ("resnet20",), paper_names()))
+    said = "\n".join(findings([found], ("resnet20",), paper_names()))
     assert "BARRE − AT, robust accuracy: ResNet-20, CIFAR-10 +30.0 (" in said
     assert "IAT − AT, robust accuracy: ResNet-20, CIFAR-10 +30.0 (" in said
     assert "MRBoost-R − AT, robust accuracy: ResNet-20, CIFAR-10 +0.0 (" in said
@@ -169,6 +169,11 @@ def test_claims_are_judged_on_the_same_images() -> None:
     assert "averaging takes 3 times the FLOPs" in said
     assert "shown in 1, refuted in 0 and open in 0 of 1 cases" in said
     assert "(‡): ResNet-20, CIFAR-10, IAT." in said
+    # With another seed that says the opposite, nothing is shown.
+    other = {**found, BARRE: found[AT], AT: found[BARRE]}
+    both = "\n".join(findings([found, other], ("resnet20",), paper_names()))
+    assert "BARRE − AT, robust accuracy: ResNet-20, CIFAR-10 +0.0 (-" in both
+    assert "shown in 0, refuted in 0 and open in 1 of 1 cases" in both
 
 
 def test_nothing_begins_that_cannot_be_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
