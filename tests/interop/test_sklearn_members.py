@@ -68,11 +68,11 @@ def said(member: torch.nn.Module, estimator: Any, x: Array) -> NDArray[Any]:
     return names
 
 
-@pytest.mark.parametrize("name", [*LINEAR, "linear svc, two classes"])
+@pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_linear_classifiers_become_linear_networks_with_the_same_answers(name: str, classes: int) -> None:
-    x, y = iris(2 if "two" in name else classes)
-    estimator = fitted(LINEAR.get(name, svm.SVC(kernel="linear")), x, y)
+    x, y = iris(classes)
+    estimator = fitted(LINEAR[name], x, y)
     member = interop.sklearn_member(estimator)
     assert isinstance(member, models.Classifier)
     assert member.architecture["name"] == "linear"

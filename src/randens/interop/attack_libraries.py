@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import inspect
 import math
 import random
@@ -27,8 +26,7 @@ from randens.threat import Threat
 
 _NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 _COMMON = ("restarts", "seed", "batch_size")  # options of every attack of randens
-# AutoAttack's parts, and the fewest classes that their losses are defined for.
-_PARTS = {"apgd-ce": 2, "apgd-dlr": 3, "apgd-t": 4, "fab": 2, "fab-t": 2, "square": 2}
+_PARTS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")  # of AutoAttack
 
 
 class Mixture(nn.Module):
@@ -40,8 +38,6 @@ class Mixture(nn.Module):
 
     def __init__(self, rec: RandomizedEnsemble) -> None:
         super().__init__()
-        if not isinstance(rec, RandomizedEnsemble):
-            raise InputError(f"rec is a {type(rec).__name__}; give a RandomizedEnsemble")
         self.rec = rec
         self.passes = len(rec.networks)
 
@@ -55,7 +51,7 @@ class View(nn.Module):
     def __init__(self, s: Search, model: nn.Module) -> None:
         super().__init__()
         self._hidden = s, model
-        self.passes = int(getattr(model, "passes", 1))
+        self.passes = model.passes if isinstance(model, Mixture) else 1
         # Unbounded inputs get a box that holds every legal point.
         low, high = s.threat.bounds or (float(s.x.min()) - s.threat.eps, float(s.x.max()) + s.threat.eps)
         self._low, self._size = low, high - low
@@ -105,13 +101,11 @@ class Foreign(Attack):
     """Another package's attack on the mixture, then on each member that can be sampled.
 
     A member is attacked on the inputs at which it has not been fooled yet. The global random number generators are
-    seeded for each call and restored after it. Stored witnesses know the attack by its `description`, tables by its
-    `label`.
+    seeded for each call and restored after it. Stored witnesses know the attack by its `description`, "name(options)".
     """
 
     propose: Proposal = field(repr=False, compare=False)
     description: str
-    label: str
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,7 +114,7 @@ class Foreign(Attack):
 
     @property
     def name(self) -> str:
-        return self.label
+        return self.description.partition("(")[0]
 
     def search(self, s: Search) -> None:
         drawn = s.probs.nonzero().flatten().tolist()
@@ -172,20 +166,22 @@ def from_foolbox(attack: Any, threat: Threat, **common: int) -> Foreign:
 
     Common to all attacks are restarts, seed and batch_size.
     """
-    foolbox = _package("foolbox")
-    if not isinstance(attack, foolbox.attacks.base.Attack):
+    from foolbox.attacks.base import Attack as FoolboxAttack
+    from foolbox.models.pytorch import PyTorchModel
+
+    if not isinstance(attack, FoolboxAttack):
         raise InputError(f"attack is {attack!r}; give an instance, e.g. foolbox.attacks.LinfPGD(steps=20)")
     name, measured = type(attack).__name__, getattr(getattr(attack, "distance", None), "p", threat.p)
     if measured != threat.p:
         raise InputError(f"attack is {name}, which measures l{measured:g}; threat is {threat.norm}")
 
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, _: int) -> Tensor:
-        model = foolbox.PyTorchModel(view, bounds=(0, 1), device=x.device)
+        model = PyTorchModel(view, bounds=(0, 1), device=x.device)
         # A copy, because some attacks keep state between calls.
         return copy.deepcopy(attack)(model, x, y, epsilons=threat.eps)[1]
 
-    said = f"foolbox {re.sub(r' at 0x[0-9a-f]+', '', repr(attack))}"
-    return Foreign(threat, propose, said, f"foolbox-{name}", **common)
+    options = re.sub(r" at 0x[0-9a-f]+", "", repr(vars(attack)))
+    return Foreign(threat, propose, f"foolbox-{name}({options})", **common)
 
 
 def from_torchattacks(attack: Any, threat: Threat, **options: Any) -> Foreign:
@@ -194,23 +190,20 @@ def from_torchattacks(attack: Any, threat: Threat, **options: Any) -> Foreign:
     eps, norm, number of classes and seed come from the threat and the ensemble; the step `alpha` is eps / 4 unless
     given, in units of the box. A class with a norm of its own must fit the threat: PGD, PGDL2.
     """
-    _package("torchattacks")
-
-    def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
-        return attack(view, **arguments)(x, y)
-
-    return _made("torchattacks", attack, threat, options, call)
+    return _made(
+        "torchattacks", attack, threat, options, lambda view, x, y, given: attack(view, **given)(x, y)
+    )
 
 
 def from_art(attack: Any, threat: Threat, **options: Any) -> Foreign:
     """An evasion attack of the Adversarial Robustness Toolbox and its options, untargeted, e.g.
     ``from_art(art.attacks.evasion.ProjectedGradientDescent, threat, max_iter=20)``; `eps_step` is eps / 4 unless given.
     """
-    estimators = _package("art.estimators.classification")
+    from art.estimators.classification import PyTorchClassifier
 
     def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
         device = "cpu" if x.device.type == "cpu" else "gpu"
-        classifier = estimators.PyTorchClassifier(
+        classifier = PyTorchClassifier(
             view, nn.CrossEntropyLoss(), view.shape, view.classes, clip_values=(0.0, 1.0), device_type=device
         )
         labels = nn.functional.one_hot(y, view.classes).float().cpu().numpy()
@@ -225,11 +218,7 @@ def from_adv_lib(attack: Any, threat: Threat, **options: Any) -> Foreign:
     Attacks of a radius (apgd, pgd_linf) get the threat's; those of least distance (fmn, ddn, alma) get its norm where
     they take one, and points beyond the radius are projected.
     """
-
-    def call(view: View, x: Tensor, y: Tensor, arguments: dict[str, Any]) -> Tensor:
-        return attack(view, x, y, **arguments)
-
-    return _made("adv_lib", attack, threat, options, call)
+    return _made("adv_lib", attack, threat, options, lambda view, x, y, given: attack(view, x, y, **given))
 
 
 def from_function(
@@ -242,7 +231,7 @@ def from_function(
     # What is stored about a function is not what another one would find.
     code = getattr(function, "__code__", None)
     said = f"{name}({zlib.crc32(repr((code.co_code, code.co_consts)).encode()) if code else ''})"
-    return Foreign(threat, lambda view, x, y, *_: function(view, x, y), said, name, **common)
+    return Foreign(threat, lambda view, x, y, *_: function(view, x, y), said, **common)
 
 
 def from_autoattack(
@@ -259,7 +248,8 @@ def from_autoattack(
     where it is), fab-t and square. The version for randomized models is not offered: it samples an expectation that
     the mixture computes exactly.
     """
-    package = _package("pyautoattack")
+    from pyautoattack import AutoAttack
+
     named = [attacks] if isinstance(attacks, str) else list(attacks or ())
     for part in named:
         if part not in _PARTS:
@@ -270,13 +260,10 @@ def from_autoattack(
     def propose(view: View, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
         targeted: list[str] = {2: [], 3: ["apgd-dlr"]}.get(view.classes, ["apgd-t"])
         parts = list(dict.fromkeys(named)) or ["apgd-ce", *targeted, "fab-t", "square"]
-        short = [f"{part} takes {_PARTS[part]}" for part in parts if _PARTS[part] > view.classes]
-        if short:
-            raise InputError(f"AutoAttack's {short[0]} classes or more; there are {view.classes}")
         # The standard version has fewer restarts than parts of one's own choice.
         chosen = {"version": "custom", "attacks": named} if named else {"version": "standard"}
         norm = _NORMS[threat.norm]
-        made = package.AutoAttack(view, norm=norm, eps=threat.eps, seed=seed, device=x.device, **chosen)
+        made = AutoAttack(view, norm=norm, eps=threat.eps, seed=seed, device=x.device, **chosen)
         made.attacks_to_run = parts
         made.apgd.n_iter = made.apgd_targeted.n_iter = made.fab.n_iter = steps
         made.square.n_queries = queries
@@ -284,14 +271,7 @@ def from_autoattack(
             attack.n_target_classes = min(attack.n_target_classes, view.classes - 1)
         return made.run_standard_evaluation(x, y, batch_size=len(x))[0]
 
-    return Foreign(threat, propose, said, "autoattack", **common)
-
-
-def _package(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ModelError(f"cannot import {module} ({error}); see docs/how-to/other-libraries.md") from error
+    return Foreign(threat, propose, said, **common)
 
 
 def _made(
@@ -314,6 +294,5 @@ def _made(
         takes = inspect.signature(attack).parameters
         return call(view, x, y, {name: value for name, value in known.items() if name in takes} | options)
 
-    label = f"{package}-{attack.__name__}"
     said = ", ".join(f"{option}={value!r}" for option, value in sorted(options.items()))
-    return Foreign(threat, propose, f"{label}({said})", label, **common)
+    return Foreign(threat, propose, f"{package}-{attack.__name__}({said})", **common)

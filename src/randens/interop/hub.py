@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from randens.core.errors import ModelError
+import huggingface_hub
+
 from randens.core.files import file_errors, write_atomic
 from randens.ensemble import RandomizedEnsemble
 
@@ -33,7 +33,7 @@ def push(
     rec: RandomizedEnsemble, repo_id: str, *, private: bool | None = None, token: str | None = None
 ) -> str:
     """Upload an ensemble to the repository "user/name", which is made if it does not exist; return its address."""
-    api = _hub().HfApi(token=token)
+    api = huggingface_hub.HfApi(token=token)
     card = _CARD.format(
         name=repo_id,
         networks=len(rec.networks),
@@ -58,13 +58,7 @@ def downloaded(
         return Path(source)
     with file_errors("download", source):
         return Path(
-            _hub().snapshot_download(str(source), revision=revision, token=token, allow_patterns=_FILES)
+            huggingface_hub.snapshot_download(
+                str(source), revision=revision, token=token, allow_patterns=_FILES
+            )
         )
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ModelError("the hub needs huggingface_hub; run `pip install '.[hub]'` in a clone") from None
-    return huggingface_hub

@@ -10,7 +10,7 @@ import joblib
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn import decomposition, preprocessing, svm
+from sklearn import decomposition, preprocessing
 from sklearn.base import is_classifier
 from sklearn.feature_selection import SelectorMixin
 from sklearn.linear_model._base import LinearClassifierMixin
@@ -66,14 +66,13 @@ def sklearn_ensemble(
     if not isinstance(estimators, Sequence) or not len(estimators):
         raise InputError(f"estimators is {estimators!r}; give a list of fitted scikit-learn classifiers")
     members = [sklearn_member(estimator) for estimator in estimators]
-    known = [(np.asarray(e.classes_).tolist(), int(e.n_features_in_)) for e in estimators]
-    for position, (classes, features) in enumerate(known):
-        if (classes, features) != known[0]:
+    known = [f"{list(e.classes_)} and {e.n_features_in_} features" for e in estimators]
+    for position, said in enumerate(known):
+        if said != known[0]:
             raise InputError(
-                f"estimators[{position}] knows the classes {classes} and takes {features} features, estimators[0] "
-                f"{known[0][0]} and {known[0][1]}; they must agree"
+                f"estimators[{position}] knows {said}, estimators[0] {known[0]}; they must agree"
             )
-    return RandomizedEnsemble(members, probs, classes=known[0][0]).eval()
+    return RandomizedEnsemble(members, probs, classes=estimators[0].classes_).eval()
 
 
 class QueriedMember(nn.Module):
@@ -128,9 +127,6 @@ class QueriedMember(nn.Module):
         scores[np.arange(len(rows)), predicted] = scores.max(axis=1) + lift
         return torch.from_numpy(scores).to(x)
 
-    def extra_repr(self) -> str:
-        return repr(self.estimator)
-
 
 def _is_linear(estimator: Any) -> bool:
     """Whether its decision function is affine in the inputs, and its answers are the largest."""
@@ -139,9 +135,5 @@ def _is_linear(estimator: Any) -> bool:
         affine = all(isinstance(step, _AFFINE) and not getattr(step, "clip", False) for step in steps[:-1])
         return affine and _is_linear(steps[-1])
     # A class of one's own may predict otherwise than its scores say.
-    if not type(estimator).predict.__module__.startswith("sklearn."):
-        return False
-    two_class_svc = getattr(estimator, "kernel", "") == "linear" and len(estimator.classes_) == 2
-    return isinstance(estimator, LinearClassifierMixin) or (
-        isinstance(estimator, svm.SVC | svm.NuSVC) and two_class_svc
-    )
+    official = type(estimator).predict.__module__.startswith("sklearn.")
+    return official and isinstance(estimator, LinearClassifierMixin)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from randens.core.devices import is_dense
 from randens.core.errors import InputError, ModelError
 
+Channels = Sequence[float] | None
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
 
@@ -78,9 +79,7 @@ class Normalized(nn.Module):
     mean: Tensor | None
     std: Tensor | None
 
-    def __init__(
-        self, mean: Sequence[float] | None, std: Sequence[float] | None, dimensions: int = 3
-    ) -> None:
+    def __init__(self, mean: Channels, std: Channels, dimensions: int = 3) -> None:
         super().__init__()
         shape = (-1, *(1,) * (dimensions - 1))
         for name, values in (("mean", mean), ("std", std)):
@@ -98,9 +97,7 @@ class Normalized(nn.Module):
 class Adapted(Normalized):
     """A module as a member: its inputs are normalized, and its logits extracted."""
 
-    def __init__(
-        self, module: nn.Module, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, mean: Channels = None, std: Channels = None) -> None:
         super().__init__(mean, std)
         self.module = module
         self.training = module.training  # keeps the mode, because a new module is in training mode
