@@ -324,7 +324,7 @@ def test_bytes_and_arrays_are_refused_in_one_sentence() -> None:
         with pytest.raises(InputError, match=r"x has dtype torch\.uint8; inputs must be floating point"):
             call(torch.zeros(2, 4, dtype=torch.uint8))
     for call in (rec, rec.logits, rec.mixture):
-        with pytest.raises(InputError, match="x is a ndarray; give a tensor"):
+        with pytest.raises(InputError, match="x is a ndarray; give a dense tensor"):
             call(np.zeros((2, 4), dtype=np.float32))  # type: ignore[arg-type]
     tokens = RandomizedEnsemble([nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(6, 3))])
     assert tokens(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3)

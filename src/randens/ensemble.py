@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from randens import models, saved
-from randens.core.devices import full_float32
+from randens.core.devices import full_float32, is_dense
 from randens.core.errors import FileError, InputError, ModelError, whole
 from randens.core.files import AnyPath
 from randens.models.outputs import evaluating
@@ -90,14 +90,14 @@ class _Ensemble(nn.Module):
         """Every member's logits [M, n, C], in the current mode; a network that several members use runs once."""
         x = to_layout(x)
         networks, parts = networks_of(self.members)
-        answers = [self._answer(index, network, x) for index, network in enumerate(networks)]
+        answers = [self.answer(index, network, x) for index, network in enumerate(networks)]
         outputs = []
         for member, part in zip(self.members, parts, strict=True):
             own = [answers[i] for i in part]
             outputs.append(member.average(own) if isinstance(member, DeterministicEnsemble) else own[0])
         return torch.stack(outputs)
 
-    def _answer(self, index: int, network: nn.Module, x: Tensor) -> Tensor:
+    def answer(self, index: int, network: nn.Module, x: Tensor) -> Tensor:
         """One network's logits [n, C], unwrapped; C is the same for all networks and inputs."""
         z = models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
         if z.shape[1] != (self._count or z.shape[1]):
@@ -222,10 +222,10 @@ class RandomizedEnsemble(_Ensemble):
         for index in range(len(self.members)):
             rows = (drawn == index).nonzero().flatten()
             if len(rows):
-                z = self._answer(index, self.members[index], x[rows])
+                z = self.answer(index, self.members[index], x[rows])
                 output = z.new_empty(len(x), z.shape[1]) if output is None else output
                 output = output.index_copy(0, rows, z.to(output.dtype))
-        return self._answer(0, self.members[0], x) if output is None else output
+        return self.answer(0, self.members[0], x) if output is None else output
 
     def errors(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
         """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
@@ -373,9 +373,9 @@ def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> Random
 
 
 def to_layout(x: Tensor) -> Tensor:
-    """Images in channels_last, everything else untouched; what is no tensor is refused."""
-    if not isinstance(x, Tensor):
-        raise InputError(f"x is a {type(x).__name__}; give a tensor, e.g. torch.as_tensor(x)")
+    """Images in channels_last, everything else untouched; what is no dense tensor is refused."""
+    if not isinstance(x, Tensor) or not is_dense(x):
+        raise InputError(f"x is a {type(x).__name__}; give a dense tensor, e.g. torch.as_tensor(x)")
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
@@ -394,4 +394,4 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
         given = f"{labels.dtype} {tuple(labels.shape)}"
         raise InputError(f"y is {given}; give integers [{len(inputs)}], one label per input")
     double = not isinstance(x, Tensor) and inputs.dtype == torch.float64
-    return inputs.float() if double else inputs, labels
+    return inputs.float() if double else inputs, labels.to(torch.int64)

@@ -97,7 +97,8 @@ class Attack:
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise InputError(f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors")
         if not is_dense(x) or not is_dense(y):
-            raise InputError(f"x is {x.layout} on {x.device}, y {y.layout} on {y.device}; both must be dense")
+            kinds = (f"{part.layout} {part.dtype} on {part.device}" for part in (x, y))
+            raise InputError(f"x and y are {' and '.join(kinds)}; both must be dense numbers")
         if (x.dim() and y.dim() != 1) or len(y) != len(x):
             raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
         if not len(x):

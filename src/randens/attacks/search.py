@@ -16,7 +16,6 @@ from randens.attacks.members import LinearModels
 from randens.attacks.result import AttackResult, Cost
 from randens.core.errors import InputError, ModelError
 from randens.ensemble import RandomizedEnsemble, to_layout
-from randens.models import in_precision, logits_of
 from randens.region import Region, norms
 from randens.threat import Threat
 from randens.witness import WitnessPool
@@ -326,8 +325,7 @@ class Search:
     def ask(self, member: int, points: Tensor) -> Tensor:
         """One member's logits [k, C]."""
         self.cost.forwards += len(points) * self._passes[member]
-        network = self._networks[member]
-        z = logits_of(network(in_precision(to_layout(points), network)), len(points), f"member {member}")
+        z = self.rec.answer(member, self._networks[member], to_layout(points))
         # A sum is the cheapest test: it is finite only if all are. Where it overflows, all are looked at.
         if not math.isfinite(float(z.detach().sum())) and not bool(torch.isfinite(z).all()):
             raise ModelError(f"member {member} returns NaN or infinite logits; it cannot be scored")

@@ -157,9 +157,10 @@ class Probes:
         if key in self._made:
             return self._made[key]
         known, about = self.known, ("audit", repr(key), str(self.seed), repr(self.probs.tolist()))
-        if (noted := known.note(*about)) is not None:
-            self._made[key] = from_words("the witness store", noted, self.members)
-            return self._made[key]
+        noted = known.note(lambda words: from_words("a note", words, self.members), *about)
+        if noted is not None and len(noted) == self.n:
+            self._made[key] = noted
+            return noted
         target = known.rec if who == _ENSEMBLE else RandomizedEnsemble([known.rec.members[who]])
         threat = known.threat if scale == 1 else known.threat.scaled(scale)
         attack = attacks.create(name, threat, seed=self.seed, **options)

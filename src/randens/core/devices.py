@@ -74,8 +74,9 @@ def full_float32() -> Iterator[None]:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has all of its numbers in memory: none that is sparse, nested or on the device meta."""
-    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
+    """Whether a tensor holds plain numbers: none that is sparse, nested, quantized, float8 or on the device meta."""
+    kept = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
+    return kept and not tensor.is_quantized and not str(tensor.dtype).startswith("torch.float8")
 
 
 @dataclass

@@ -80,7 +80,7 @@ def read_json(path: AnyPath) -> Any:
         return parse_json(read_file(path, _LARGEST_DOCUMENT))
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: str | bytes) -> Any:
     """JSON with finite numbers; anything else, or what is nested too deep, is a ValueError."""
     try:
         return json.loads(content, parse_constant=_finite, parse_float=_finite)

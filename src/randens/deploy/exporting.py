@@ -135,7 +135,7 @@ def _chosen(rec: RandomizedEnsemble, member: int | None, average: int | None) ->
 def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
     module = copy.deepcopy(network).cpu().float().eval()
     # Two inputs, because a batch of one would become a constant.
-    example = torch.rand(2, *shape)
+    example = torch.zeros(2, *shape)
     name = f"network {index}, a {type(network).__name__},"
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -126,8 +126,8 @@ def known_conflict(known: Witnesses, case: Case) -> Conflict | None:
     if len(known.rec) == 1:
         return None
     about = "conflict", known.threat.norm
-    if (noted := known.note(*about)) is not None:
-        return Conflict.from_json(noted)
+    if (noted := known.note(Conflict.from_json, *about)) is not None:
+        return noted
     if (found := _measured(case)) is not None:
         known.now += found.cost
         if known.store is not None:
@@ -173,10 +173,9 @@ def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
     """Margin gradients in float64 [M, n, d], NaN where they are zero or not finite."""
     rows = []
     with frozen(rec), torch.enable_grad():
-        for member in rec.members:
+        for index, member in enumerate(rec.members):
             inputs = to_layout(x).detach().requires_grad_(True)
-            # A copy, because a member may write into what it is given.
-            value = margins(member(inputs.clone()).unsqueeze(0), y).sum()
+            value = margins(rec.answer(index, member, inputs).unsqueeze(0), y).sum()
             found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
             rows.append(torch.zeros_like(inputs) if found is None else found)
     flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()

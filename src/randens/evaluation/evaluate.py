@@ -6,7 +6,7 @@ attacked twice: a search is skipped on inputs where it was made before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from randens.risk.sets import as_attempts
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import digest, input_keys, member_key
-from randens.witness.store import Scope, Spent, WitnessStore
+from randens.witness.store import Noted, Scope, Spent, WitnessStore
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -301,9 +301,9 @@ class Witnesses:
         while self._score_again(worst[worst >= 0]) < (worst >= 0).sum():
             worst = self.pool.best(probs)[1]
 
-    def note(self, *about: str) -> Any:
-        """What was noted about these members, inputs and this threat; None if nothing was."""
-        return None if self.store is None else self.store.note(self._note_key(about))
+    def note(self, read: Callable[[Any], Noted], *about: str) -> Noted | None:
+        """What `read` makes of a note about these members, inputs and this threat; None if there is none."""
+        return None if self.store is None else self.store.note(self._note_key(about), read)
 
     def add_note(self, value: Any, *about: str) -> None:
         """Note a JSON value in the store, if there is one."""
@@ -376,7 +376,7 @@ class Witnesses:
         share = len(spent.rows) / len(self.data)
         for name, values in spent.flags.items():
             known = self.flags.setdefault(attack.name, {}).setdefault(name, [0.0] * len(self.rec))
-            for member, value in zip(drawn.tolist(), values, strict=True):
+            for member, value in zip(drawn.tolist(), values, strict=False):
                 known[member] = min(1.0, known[member] + share * value)
 
     def _errors(self, rec: RandomizedEnsemble, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.bool_]:

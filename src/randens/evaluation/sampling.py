@@ -8,12 +8,13 @@ the value at an attacked α is within `tol` of the pool's optimum.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.core.errors import InputError, whole
+from randens.core.errors import InputError, number, whole
 from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import AttackLike, Settings, chosen_split, prepare
 from randens.evaluation.intervals import Estimate
@@ -142,7 +143,7 @@ def optimize_sampling(
     if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
         raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
     whole("max_sweeps", max_sweeps)
-    if confidence is not None and not 0 < confidence < 1:
+    if confidence is not None and not 0 < (confidence := number("confidence", confidence)) < 1:
         raise InputError(f"confidence is {confidence!r}; it must lie between 0 and 1, e.g. 0.95")
     with prepare(model, data, attack, **chosen_split(data, settings)) as case:
         rec = case.rec
@@ -155,7 +156,7 @@ def optimize_sampling(
         known = Witnesses(rec, case.data, case.threat, store=case.store, progress=case.progress)
         # The probabilities that an earlier call attacked, in order: with them it is continued exactly.
         about = ("sampling", *map(repr, case.attacks))
-        attacked: list[list[float]] = known.note(*about) or []
+        attacked = known.note(partial(_alphas, len(rec)), *about) or []
         tried, start = attacked[:-1], attacked[-1] if attacked else rec.probs.tolist()
         clean = known.clean.mean(axis=0)
 
@@ -178,3 +179,8 @@ def optimize_sampling(
             exact_oracle=all(one.exact for one in case.attacks),
             clean_risks=clean,
         )
+
+
+def _alphas(members: int, noted: Any) -> list[list[float]]:
+    """Probabilities of so many members, one α per line."""
+    return np.array(noted, dtype=np.float64).reshape(-1, members).tolist()

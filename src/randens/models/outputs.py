@@ -52,13 +52,13 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
 
 
 def in_precision(x: Tensor, module: nn.Module) -> Tensor:
-    """Inputs in the precision of a classifier's weights; whole numbers stay, because they may be tokens."""
+    """A copy of inputs, as a classifier may write into them, in its weights' precision; whole numbers may be tokens."""
     weight = next((p for p in module.parameters() if p.is_floating_point()), None)
     if weight is None or x.dtype == weight.dtype:
-        return x
+        return x.clone()
     if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
         raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
-    return x.to(weight.dtype) if x.is_floating_point() else x
+    return x.to(weight.dtype) if x.is_floating_point() else x.clone()
 
 
 @contextlib.contextmanager

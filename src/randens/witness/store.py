@@ -16,10 +16,10 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from randens.core.errors import FileError
+from randens.core.files import parse_json
 from randens.threat import Threat
 from randens.witness.fingerprints import digest
 
@@ -42,6 +43,7 @@ _SCHEMA = (
     "backwards REAL NOT NULL, flags TEXT NOT NULL, PRIMARY KEY (input, search)) WITHOUT ROWID",
     "CREATE TABLE notes (key BLOB PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
+Noted = TypeVar("Noted")
 _WAIT = 120.0  # seconds that a process waits for the transaction of another one
 
 
@@ -125,10 +127,12 @@ class WitnessStore:
             for search, *line in db.execute(f"SELECT {columns} FROM wanted JOIN searches USING (input)"):
                 lines.setdefault(search, []).append(tuple(line))
             for search, entries in lines.items():
-                rows, risks, forwards, backwards, flags = zip(*entries, strict=True)
-                shares = [json.loads(text) for text in flags]
+                rows, *numbers, flags = zip(*entries, strict=True)
+                reached, forwards, backwards = np.array(numbers, dtype=np.float64)
+                if not np.isfinite(numbers).all():
+                    raise ValueError("it holds infinite numbers")
+                shares = [parse_json(text) for text in flags]
                 mean = {name: np.mean([part[name] for part in shares], axis=0).tolist() for name in shares[0]}
-                reached = np.array(risks, dtype=np.float64)
                 found[search] = Spent(np.array(rows), reached, sum(forwards), sum(backwards), mean)
         return found
 
@@ -162,13 +166,13 @@ class WitnessStore:
                 entries = [(scope.inputs[row], search, risk, *taken) for row, risk in reached]
                 db.executemany("INSERT OR REPLACE INTO searches VALUES (?, ?, ?, ?, ?, ?)", entries)
 
-    def note(self, key: bytes) -> Any:
-        """The JSON value that was noted under a key; None if there is none."""
+    def note(self, key: bytes, read: Callable[[Any], Noted]) -> Noted | None:
+        """What `read` makes of the JSON value that was noted under a key; None if there is none."""
         if self.fresh:
             return None
         with self._open() as db:
             found = db.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
-            return None if found is None else json.loads(found[0])
+            return None if found is None else read(parse_json(found[0]))
 
     def add_note(self, key: bytes, value: Any) -> None:
         """Note a JSON value."""
@@ -180,6 +184,9 @@ class WitnessStore:
         """A connection in one transaction, with a table of the `inputs` in question; what is wrong is one sentence."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            for file in (self.path, Path(f"{self.path}-journal"), Path(f"{self.path}-wal")):
+                if file.exists() and not file.is_file():  # SQLite would wait for a pipe's writer
+                    raise ValueError(f"{file.name} is no regular file")
             with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None)) as db:
                 db.execute("BEGIN IMMEDIATE")
                 own = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
