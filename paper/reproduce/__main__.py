@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", default="digits", choices=list(SCALES))
     parser.add_argument("--only", action="append", default=[], help="runs whose names begin so")
     parser.add_argument("--list", action="store_true", help="print the commands that train, one per line")
-    parser.add_argument("--time", action="store_true", help="estimate the hours at this device's speed now")
+    parser.add_argument("--time", action="store_true", help="estimate the minutes at this device's speed now")
     again = "print the page of this measurements.json, differences over all that are named; nothing is run"
     parser.add_argument("--page", type=Path, nargs="+", help=again)
     parser.add_argument("--runs", type=Path, help="where the run folders are; runs/SCALE by default")
@@ -83,10 +83,7 @@ def _listed(asked: argparse.Namespace, folder: Path) -> Iterator[str]:
         else:
             yield run.command(folder, asked.set)
     if asked.time:
-        yield (
-            f"all: about {total:,.0f} minutes ({total / 60:,.1f} h) on one device, Figure 4's run included; attacks "
-            "may take half or twice theirs"
-        )
+        yield f"all: {total:,.0f} minutes if the machine stays as busy as now; attacks may take half or twice theirs"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What the tables say about the paper's claims: differences with intervals, and computed verdicts.
-
-Intervals are over the images, and where the runs were made with several seeds, over both.
-"""
+"""Verdicts on the paper's claims, and differences with intervals over the images and, if there are several, seeds."""
 
 from __future__ import annotations
 

@@ -60,10 +60,7 @@ def page(
     changes: Sequence[str] = (),
     more: Sequence[Measurements] = (),
 ) -> str:
-    """Tables, what they say, the missing runs with the commands that make them, and the cost, in Markdown.
-
-    more: measurements of the same runs made with other seeds, for the differences.
-    """
+    """Tables, what they say with `more` seeds of the same runs, missing runs with commands, costs: in Markdown."""
     scale, every = SCALES[done.scale], [done, *more]
     seeds = ", ".join(str(one.settings.seed) for one in every)
     over = f"seeds {seeds} and the images" if more else f"the images alone: every run has one seed ({seeds})"

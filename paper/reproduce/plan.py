@@ -11,13 +11,14 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paper.reproduce.tables import DATA, METHODS, NETWORKS, Names, Wanted, paper, paper_names
-from randens import data, models
+from randens import RandomizedEnsemble, attacks, data, models
 from randens.core.devices import pick_device
 from randens.core.errors import InputError, unknown
 from randens.training import Recipe, load_recipe
@@ -98,15 +99,18 @@ def check(runs: Sequence[Planned], folder: Path, device: str, settings: Sequence
 
 
 def hours(run: Planned, device: str, settings: Sequence[str] = ()) -> tuple[float, float]:
-    """Hours to train a run and to measure it, at the speed of one batch on the device just now."""
-    recipe = run.load(settings)
+    """Hours to train a run and to measure it, at the speed of the device just now."""
+    recipe, where = run.load(settings), pick_device(device)
     sizes, members, planned = data.entry(recipe.data.name).sizes, recipe.members, training_plan(recipe)
-    attacked = planned.validations * planned.held + planned.choices * planned.chosen_on
-    training = 2 * (planned.crafting + planned.training) + attacked * members * ATTACK_PASSES
+    held = planned.validations * planned.held + planned.choices * planned.chosen_on
     # All members at two α, each alone, the attacks of Table 5, and the choice of α on validation data.
-    attacks = members * ((2 + members + 6) * sizes["test"] + 10 * sizes["validation"])
-    rate = 3600 * _passes_per_second(recipe, device)
-    return training / rate, attacks * ATTACK_PASSES / rate
+    measured = (2 + members + 6) * sizes["test"] + 10 * sizes["validation"]
+    rate = _passes_per_second(recipe, where)
+    training, measuring = (
+        images * members * (ATTACK_PASSES / rate + _own_work(recipe, attack, where))
+        for images, attack in ((held, recipe.validation.attack), (measured, "arc-r"))
+    )
+    return (2 * (planned.crafting + planned.training) / rate + training) / 3600, measuring / 3600
 
 
 def network(recipe: Recipe) -> torch.nn.Module:
@@ -115,8 +119,17 @@ def network(recipe: Recipe) -> torch.nn.Module:
     return models.create(part.name, classes=len(known.classes), input_shape=known.shape, **part.sizes)
 
 
-def _passes_per_second(recipe: Recipe, device: str) -> float:
-    where = pick_device(device)
+def _own_work(recipe: Recipe, name: str, where: torch.device) -> float:
+    """Seconds that an attack takes per image and member besides passes: all that it takes with tiny networks."""
+    known = data.entry(recipe.data.name)
+    shape: Any = {"classes": len(known.classes), "input_shape": known.shape, "width": 8}
+    rec = RandomizedEnsemble([models.create("mlp", seed=seed, **shape) for seed in (0, 1)]).to(where)
+    x, begun = torch.rand(64, *known.shape, device=where), time.perf_counter()
+    attacks.create(name, recipe.threat.build())(rec, x, rec(x).argmax(dim=1))
+    return (time.perf_counter() - begun) / (len(x) * len(rec))
+
+
+def _passes_per_second(recipe: Recipe, where: torch.device) -> float:
     member = network(recipe).to(where).eval()
     x = torch.rand(64, *data.entry(recipe.data.name).shape, device=where, requires_grad=True)
     member(x).sum().backward()
@@ -161,14 +174,11 @@ def _digits(wanted: Wanted) -> Planned:
     return Planned(wanted, name, _DIGITS, tuple(f"{key}={value}" for key, value in settings.items()))
 
 
-def _cifar(folder: str) -> Callable[[Wanted], Planned]:
-    def planned(wanted: Wanted) -> Planned:
-        name = f"{wanted.data}-{wanted.network}-{wanted.method}"
-        file = f"recipes/{folder}/{name.removesuffix('-arc')}.toml"
-        arc = ("members=2", "adversary.name=arc", "adversary.loss=cross-entropy", "validation.attack=arc-r")
-        return Planned(wanted, name, file, arc if wanted.method == "barre-arc" else ())
-
-    return planned
+def _cifar(folder: str, wanted: Wanted) -> Planned:
+    name = f"{wanted.data}-{wanted.network}-{wanted.method}"
+    file = f"recipes/{folder}/{name.removesuffix('-arc')}.toml"
+    arc = ("members=2", "adversary.name=arc", "adversary.loss=cross-entropy", "validation.attack=arc-r")
+    return Planned(wanted, name, file, arc if wanted.method == "barre-arc" else ())
 
 
 SCALES: dict[str, Scale] = {
@@ -180,8 +190,8 @@ SCALES: dict[str, Scale] = {
             "Small networks and images replace large ones: convolutional networks of 8 and 16 channels for ResNet-20 "
             "and ResNet-18, a perceptron for MobileNetV1; 8×8 digits at ε = 0.1 for CIFAR-10 at 8/255, and at ε = 0.15 "
             "for CIFAR-100; eight epochs for a hundred, PGD-4 with warm-up, a cyclic learning rate, averaged weights "
-            "(0.95), checkpoints by adaptive PGD. Ensembles are as large as the paper's. What can be compared is the "
-            "order of the methods and the effect of size and attack, not the level of the numbers."
+            "(0.95), checkpoints by adaptive PGD (for Figure 4 by ARC-R). Ensembles are as large as the paper's. What "
+            "can be compared is the order of the methods and the effect of size and attack, not the numbers' level."
         ),
         planned=_digits,
         names=_DIGITS_NAMES,
@@ -191,7 +201,7 @@ SCALES: dict[str, Scale] = {
         data=("cifar10",),
         alpha="careful",
         about="ResNet-20 on CIFAR-10 by the recipes of `recipes/cpu`, made for two CPU cores; nothing else.",
-        planned=_cifar("cpu"),
+        planned=partial(_cifar, "cpu"),
         names=paper_names(),
     ),
     **{
@@ -200,7 +210,7 @@ SCALES: dict[str, Scale] = {
             data=DATA,
             alpha="osp",
             about=f"The paper's networks, data, number of members and training, as {source}.",
-            planned=_cifar(name),
+            planned=partial(_cifar, name),
             names=paper_names(),
         )
         for name, source in {"paper": "its text says", "released": "its authors' program has them"}.items()
