@@ -82,7 +82,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/installed
 	@echo "Installing the tools for development into $(VENV)."
 	$(PIP) --no-build-isolation --editable ".[dev]"
-# Their requirements name torchvision, which torchattacks's attacks and timm's models do not need.
+# Their requirements name torchvision, which torchattacks's attacks do not need; tests of timm have a stand-in.
 	$(PIP) --no-deps torchattacks timm
 	@touch $@ $(VENV)/installed
 

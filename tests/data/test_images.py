@@ -124,7 +124,7 @@ def test_bad_images_are_refused_by_name(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"path": "nowhere"}, "unknown data set"),
+        ({"path": "nowhere"}, "no folder of images"),
         ({"path": "empty"}, "0 folders"),
         ({"path": "one"}, "1 folders"),
         ({"path": "none"}, "holds no images"),

@@ -216,7 +216,10 @@ def _certified(case: Case, known: Witnesses) -> Certification:
 
 
 def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
-    """Check that bounds around a single point equal its logits, which shows operations without a rule."""
+    """Check that bounds around a single point equal its logits, which shows operations without a rule.
+
+    Interval bounds that spread from float64 rounding alone are of no use at any radius.
+    """
     wide = x.double()
     with torch.no_grad():
         true = network(wide)
@@ -228,7 +231,9 @@ def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None
     size = float(true.abs().max()) + 1e-30
     gaps = (found.center - true).abs().max(), (here - true.sum(dim=1)).abs().max()
     if not all(float(gap) <= 1e-8 * size * true.shape[1] for gap in gaps):
-        raise InputError(f"member {index} cannot be certified: {type(member).__name__} works in place")
+        spread = bool((found.radius > 1e-6 * size).any())
+        why = "it has too many layers, in which bounds spread without end" if spread else "it works in place"
+        raise InputError(f"member {index}, a {type(member).__name__}, cannot be certified: {why}")
 
 
 def _margins(

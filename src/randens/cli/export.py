@@ -50,7 +50,7 @@ def export(
         )
     size, parity = sum(file.size for file in bundle.files) / 1e6, bundle.parity
     lines = [
-        f"{bundle.path}: {len(bundle.files)} networks, {len(bundle.members)} to draw from, {size:.2f} MB",
+        f"{bundle.path}: {len(bundle.files)} networks, {len(bundle.members)} to sample from, {size:.2f} MB",
         f"  largest difference from torch {parity['max_difference']:.2g} on {parity['inputs']} inputs of "
         f"{parity['data']} {parity['split']} (logits reach {parity['largest_logit']:.3g}); "
         f"{parity['labels_changed']} labels changed",

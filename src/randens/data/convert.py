@@ -110,6 +110,8 @@ def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, i
             return _from_arrays(x, y, Path(text).name)
         if os.path.isdir(text):  # noqa: PTH112 - Path.is_dir raises for names that are too long
             return _folder(Path(text), split, size)
+        if len(Path(text).parts) > 1 or text.startswith("."):
+            raise FileError(f"{text} is no folder of images and no .npz file")
         unknown("data set", text, CATALOGUE)
     if all(hasattr(data, attribute) for attribute in ("column_names", "features", "__getitem__")):
         # Of Hugging Face.

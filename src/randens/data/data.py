@@ -193,10 +193,10 @@ def held_out(
 
 
 def called(name: str, split: str) -> str:
-    """What to call some data in a sentence, without a split where none is known."""
+    """What to call some data in a sentence."""
     if split != "unknown":
         return f"{name} {split}"
-    return f"the given {name}" if name in ("tensors", "arrays", "loader") else name
+    return f"the given {name}" if name in ("tensors", "arrays", "loader") else f"{name} (split unknown)"
 
 
 def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:

@@ -280,7 +280,9 @@ def _choices(options: Sequence[Option], members: int) -> tuple[Choice, ...]:
         budget = compute * max(o.flops for o in options if o.k == 1 and o.kind != "network")
         # A vote is for comparison: it has no gradients to test it by, and no export.
         affordable = [o for o in options if o.flops <= budget * (1 + _SLACK) and o.kind != "vote"]
-        top = min(affordable, key=lambda o: (float(o.risks.mean()), o.flops))
+        top = min(
+            affordable, key=lambda o: (round(float(o.risks.mean()), 9), o.flops)
+        )  # the member of equals
         # Both are chosen on these inputs: the one among the members, the other among the options.
         level = joint(_CONFIDENCE, max(members, len(affordable)))
         ahead = difference(single.risks, top.risks, level)

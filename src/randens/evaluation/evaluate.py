@@ -407,4 +407,4 @@ def _flagged(
     """The members with such flags at more than `least` of the inputs, and the largest share by any attack."""
     shares = [found[name] for found in flags.values() for name in names if name in found]
     worst = [max((share[i] for share in shares), default=0.0) for i in range(members)]
-    return ", ".join(f"{i} at {share:.2g} of the inputs" for i, share in enumerate(worst) if share > least)
+    return ", ".join(f"{i} at {share:.0%} of the inputs" for i, share in enumerate(worst) if share > least)

@@ -302,7 +302,8 @@ def as_rec(
         rec = RandomizedEnsemble(list(model), probs)
     else:
         inner = f" of {[type(member).__name__ for member in model][:3]}" if several else ""
-        kind = "an empty list" if model == [] else f"a {type(model).__name__}{inner}"
+        empty = isinstance(model, Sequence) and not several
+        kind = f"an empty {type(model).__name__}" if empty else f"a {type(model).__name__}{inner}"
         raise InputError(f"model is {kind}; give {MODELS}")
     if preprocessing is None:
         return rec

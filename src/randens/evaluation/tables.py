@@ -51,7 +51,7 @@ class About:
     def lines(self) -> list[tuple[str, str]]:
         """α, ε, attack and inputs, for people."""
         found = {
-            "α": probs_text(self.probs),
+            "α": probs_text(self.probs) if len(self.probs) > 1 else None,
             "ε" if "eps" in self.threat else "set": radius_text(self.threat),
             "attack": " + ".join(attack_name(a) for a in self.attacks),
             "n": f"{self.n} inputs of {called(self.data, self.split)}",
