@@ -46,9 +46,9 @@ def figure1(found: Found, networks: Sequence[str]) -> Figure:
         for method, entries in points(found, networks).items():
             known = [entry[side] for entry in entries if entry[side] is not None]
             x, y = ([point[key] for point in known] for key in ("mflops", "robust"))
-            (marker, color, label), size = _STYLES[method], 130 if method == "barre" else 55
-            axes.scatter(x, y, s=size, marker=marker, color=color, label=label)
-        axes.set(xlabel="MFLOPs per inference", ylabel="robust accuracy [%]", title=side, xscale="log")
+            (marker, color, label), size = _STYLES[method], 13 if method == "barre" else 7
+            axes.semilogx(x, y, marker, markersize=size, color=color, label=label)
+        axes.set(xlabel="MFLOPs per inference", ylabel="robust accuracy [%]", title=side)
         axes.legend(fontsize=7)
     figure.suptitle("Cost and robustness (Figure 1)", fontsize=10)
     return figure

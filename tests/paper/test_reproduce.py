@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from paper.reproduce.__main__ import main as command
-from paper.reproduce.figures import points
+from paper.reproduce.figures import figure1, points
 from paper.reproduce.findings import findings
 from paper.reproduce.measure import ATTACKS, Measured, Settings, measure
 from paper.reproduce.page import Measurements, page, reproduce
@@ -77,6 +77,7 @@ def test_figure_one_compares_at_equal_terms() -> None:
     assert listed["barre"][0]["ours"] == {"mflops": 81.0, "robust": pytest.approx(30.0)}
     assert listed["mrboost"][0]["paper"] == {"mflops": 243, "robust": 46.09}
     assert listed["at"][0]["ours"] is None
+    figure1({}, ("resnet20",)).draw_without_rendering()  # without runs of ours, too
 
 
 @pytest.mark.parametrize("scale", SCALES)
