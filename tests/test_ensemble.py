@@ -318,6 +318,12 @@ def test_inputs_take_the_precision_of_each_member(dtype: torch.dtype) -> None:
         assert torch.allclose(drawn(x), net(x.to(own)))
 
 
+@pytest.mark.parametrize("member", [nn.LazyLinear(3), nn.Linear(4, 3, device="meta")])
+def test_weights_without_values_are_one_sentence(member: nn.Module) -> None:
+    with pytest.raises(InputError, match="weights of member 1 have no values"):
+        RandomizedEnsemble([nn.Linear(4, 3), member])
+
+
 def test_bytes_and_arrays_are_refused_in_one_sentence() -> None:
     rec = RandomizedEnsemble([nn.Linear(4, 3)])
     for call in (rec, rec.logits, rec.mixture, rec.verdicts, DeterministicEnsemble([nn.Linear(4, 3)])):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from randens import models, saved
 from randens.core.devices import full_float32, is_dense
@@ -63,6 +64,11 @@ class _Ensemble(nn.Module):
             one = f"one {type(members).__name__}"
             said = one if not listed else f"a list of {kinds[0]}" if kinds else "empty"
             raise InputError(f"members is {said}; give a list of classifiers, [f1, f2], as torch.nn.Module")
+        for index, member in enumerate(members):
+            if any(is_lazy(parameter) or parameter.is_meta for parameter in member.parameters()):
+                raise InputError(
+                    f"the weights of member {index} have no values (lazy, or on 'meta'); load them"
+                )
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
         described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]

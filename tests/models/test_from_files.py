@@ -205,8 +205,9 @@ def test_bad_files_are_named(tmp_path: Path, kind: str, content: str) -> None:
         models.from_spec(f"{kind}:{path}")
 
 
-def test_an_onnx_file_without_inputs() -> None:
-    session = SimpleNamespace(get_inputs=lambda: [SimpleNamespace(name="x", shape=[])])
+@pytest.mark.parametrize("shape", [[], [20_000_000, 4]])
+def test_an_onnx_file_without_inputs_or_with_far_too_many(shape: list[int]) -> None:
+    session = SimpleNamespace(get_inputs=lambda: [SimpleNamespace(name="x", shape=shape)])
     with pytest.raises(FileError, match=r"net\.onnx"):
         models.OnnxMember(session, Path("net.onnx"))
 

@@ -32,6 +32,7 @@ def test_fractions_and_settings(tmp_path: Path) -> None:
         ("members=0", "members is 0; input should be greater"),
         ("members=2", "members is 2; method 'at' trains exactly 1"),
         ("epohs=3", "unknown field 'epohs'; did you mean 'epochs'"),
+        ("-=1", "unknown field '-'"),
         ("optimizer.learning=1", "unknown field 'optimizer.learning'"),
         ("method=bare", "method is 'bare'.*'barre'"),
         ("threat.eps=8/0", "threat.eps is '8/0'"),

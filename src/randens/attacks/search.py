@@ -368,9 +368,9 @@ def _array(points: Tensor) -> np.ndarray:
 
 def _in_precision_of(rec: RandomizedEnsemble, x: Tensor, threat: Threat) -> Tensor:
     """Inputs on the members' device and in their precision; rounding may leave the box by half a unit."""
-    first = next(rec.parameters(), None)
-    dtype = first.dtype if first is not None and first.is_floating_point() else x.dtype
-    moved = x.detach().to(rec.device, dtype)
+    first = next(rec.parameters(), x)
+    wide = first.dtype in (torch.float32, torch.float64)  # NumPy has no bfloat16
+    moved = x.detach().to(rec.device, first.dtype if wide else torch.promote_types(x.dtype, torch.float32))
     return moved if threat.bounds is None else moved.clamp(*threat.bounds)
 
 

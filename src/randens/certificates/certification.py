@@ -175,7 +175,7 @@ def _certified(case: Case, known: Witnesses) -> Certification:
     """Bounds of all members on chunk after chunk, and for every input the sets that they do not exclude."""
     rec, (n, members) = known.rec, known.clean.shape
     known.threat.check(known.x)
-    networks = [exact.double(member).requires_grad_(False) for member in rec.members]
+    networks = nn.ModuleList(exact.double(member) for member in rec.members).requires_grad_(False)
     for index, (network, member) in enumerate(zip(networks, rec.members, strict=True)):
         _check(network, member, known.x[:4], index)
     certified = np.zeros((n, members), dtype=np.bool_)
@@ -222,10 +222,10 @@ def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None
     """
     wide = x.double()
     with torch.no_grad():
-        true = network(wide)
         try:
+            true = network(wide)
             found, bounds = propagate(network, wide, wide)
-        except InputError as error:
+        except (InputError, RuntimeError) as error:
             raise InputError(f"member {index}: {error}") from error
     here = crown(network, wide, torch.arange(len(x)), lambda rows: torch.ones_like(true[rows]), bounds).value
     size = float(true.abs().max()) + 1e-30

@@ -367,8 +367,6 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
             raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
         # Each where it is: members may have to be moved together first.
         first = next(member.parameters(), x)
-        if first.is_meta:
-            raise InputError(f"the weights of member {index} are on 'meta' and have no values; load them")
         few = x[:2].to(first.device, first.dtype if first.is_floating_point() else x.dtype)
         try:
             with evaluating(member), torch.no_grad():

@@ -28,6 +28,7 @@ _TRUSTED = set(filter(None, os.environ.get("RANDENS_TRUST", "").split(",")))
 # Arguments by which timm would load weights, some of them pickled, from elsewhere.
 _REFUSED = ("pretrained", "checkpoint_path", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
 _LARGEST = 1 << 36
+_LARGEST_BATCH = 1 << 12
 
 
 def trust(name: str) -> None:
@@ -134,6 +135,8 @@ class OnnxMember(nn.Module):
         size = inputs[0].shape[0]
         # A file exported without a dynamic batch takes exactly this many images.
         self._batch: int | None = size if isinstance(size, int) and size > 0 else None
+        if self._batch is not None and self._batch > _LARGEST_BATCH:
+            raise FileError(f"{file} takes {size} inputs at once; export it for any number, or for fewer")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         images = np.ascontiguousarray(x.detach().cpu().float().numpy())

@@ -409,10 +409,13 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
     where = _where(error)
     name = ".".join(where)
     if error["type"] == "extra_forbidden":
-        valid = _fields(model, where[:-1])
-        close = difflib.get_close_matches(where[-1], valid, n=1, cutoff=0.5)
+        *groups, last = map(str, error["loc"])
+        valid = _fields(model, groups)
+        close = difflib.get_close_matches(last[:100], valid, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        return f"unknown field {name!r}; {hint}valid here: {', '.join(sorted(valid))}"
+        return (
+            f"unknown field {'.'.join([*groups, last])!r:.100}; {hint}valid here: {', '.join(sorted(valid))}"
+        )
     if error["type"] == "missing":
         return f"field {name!r} is missing"
     if error["type"] == "value_error":

@@ -43,7 +43,7 @@ def member_key(member: nn.Module) -> bytes:
     tensors = {f"{name}.{k}": v for name, module in member.named_modules() for k, v in vars(module).items()}
     tensors.update({**member.state_dict(), **dict(member.named_buffers())})
     weights = {k: v for k, v in tensors.items() if isinstance(v, Tensor)}
-    if not weights and not hasattr(member, "sha256"):
+    if (not weights or _has_packed(member)) and not hasattr(member, "sha256"):
         # Nothing tells it from another one: it is known in this process only.
         described.append(f"{_PROCESS} {id(member)}")
     return digest("\n".join(described).encode(), tensor_checksum(weights).encode())
@@ -54,12 +54,18 @@ def fingerprint(rec: RandomizedEnsemble) -> str:
     made = hashlib.sha256()
     for index, member in enumerate(rec.members):
         state = member.state_dict()
-        if not state:  # an ONNX file has no weights that torch knows
+        if not state or _has_packed(member):  # an ONNX file has no weights that torch knows
             made.update(member_key(member))
+            continue
         for key, value in state.items():
             made.update(f"{index} {key} {tuple(value.shape)} {value.dtype}\n".encode())
             made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return made.hexdigest()
+
+
+def _has_packed(member: nn.Module) -> bool:
+    """Whether a part of its state is no tensor, like the packed weights of a quantized network."""
+    return not all(isinstance(value, Tensor) for value in member.state_dict().values())
 
 
 def _is_plain(value: Any) -> bool:
