@@ -39,10 +39,10 @@ def test_a_folder_is_never_taken_twice(tmp_path: Path) -> None:
 
 def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "r")
-    assert list(run.metrics()) == []
+    assert run.metrics() == []
     run.log(epoch=1, loss=0.5, name="ö")
     run.log(epoch=2, loss=0.25, name="ö")
-    assert list(run.metrics()) == [
+    assert run.metrics() == [
         {"epoch": 1, "loss": 0.5, "name": "ö"},
         {"epoch": 2, "loss": 0.25, "name": "ö"},
     ]
@@ -55,14 +55,14 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cut: int) -> None
     run.log(step=2, name="öööö")
     path = run.path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert list(run.metrics()) == [{"step": 1}]
+    assert run.metrics() == [{"step": 1}]
 
 
 def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "r")
     (run.path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(FileError, match="line 2"):
-        list(run.metrics())
+    with pytest.raises(FileError, match=r"metrics\.jsonl: it is not valid JSON"):
+        run.metrics()
 
 
 def test_numbers_that_are_not_json_are_refused(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_damaged_documents_are_said(trained_run: Path, tmp_path: Path, content: 
 def test_a_broken_training_log_is_said(tmp_path: Path) -> None:
     path = chosen_run(tmp_path / "r", chosen_evaluation(2), epochs=2)
     (path / "metrics.jsonl").write_text("{}\nnot json\n")
-    assert "line 2" in text_of(path)
+    assert "it is not valid JSON" in text_of(path)
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_data_of_ones_own(tmp_path: Path) -> None:
 def test_another_kind_of_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(FileError, match="not a run folder"):
+    with pytest.raises(FileError, match="no run folder"):
         train(small(), tmp_path / "notes")
     assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
     Run.create(tmp_path / "other", kind="quickstart")

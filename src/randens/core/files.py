@@ -53,8 +53,7 @@ def open_file(path: AnyPath, largest: int) -> Iterator[BinaryIO]:
 def read_file(path: AnyPath, largest: int) -> bytes:
     """The content of a regular file of at most `largest` bytes."""
     with open_file(path, largest) as file:
-        # Not more than its size: `read` takes memory for all that it is asked for.
-        return file.read(os.fstat(file.fileno()).st_size)
+        return file.read()
 
 
 def onnx_session(source: str | bytes, name: AnyPath, threads: int) -> Any:

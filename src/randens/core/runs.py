@@ -18,7 +18,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
@@ -140,13 +139,12 @@ class Run:
             file.flush()
             os.fsync(file.fileno())
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
         path = self.path / "metrics.jsonl"
         lines = read_file(path, _LARGEST_METRICS).split(b"\n")[:-1] if path.exists() else []
-        for number, line in enumerate(lines, start=1):
-            with file_errors(f"read line {number} of", path):
-                yield dict(parse_json(line))
+        with file_errors("read", path):
+            return [dict(parse_json(line)) for line in lines]
 
     def write(self, name: str, value: Any) -> Path:
         """Write `name`.json into the folder, atomically."""

@@ -77,9 +77,9 @@ def as_data(
     """
     if split is not None and split not in SPLITS:
         unknown("split", split, SPLITS)
-    found = _convert(data, split, limit, size)
     if limit is not None:
-        found = found.subset(slice(0, whole("limit", limit)))
+        whole("limit", limit)
+    found = _convert(data, split, limit, size).subset(slice(0, limit))
     if not len(found):
         raise InputError("data is empty; give at least one input")
     if isinstance(data, str | os.PathLike):
@@ -92,9 +92,7 @@ def as_data(
     low, high = int(found.y.min()), int(found.y.max())
     count = len(names) or high + 1
     if low < 0 or high >= count:
-        raise InputError(
-            f"data has labels from {low} to {high}; labels of {count} classes run from 0 to {count - 1}"
-        )
+        raise InputError(f"labels are {low} to {high}; labels of {count} classes are 0 to {count - 1}")
     return replace(found, classes=names, split=split or found.split)
 
 
@@ -193,8 +191,7 @@ def _keys(names: Iterable[str]) -> tuple[str, str]:
     image, label = (next((key for key in keys if key in names), None) for keys in (_IMAGE_KEYS, _LABEL_KEYS))
     if image is None or label is None:
         raise InputError(
-            f"data has the columns {list(names)}; it needs an image ({', '.join(_IMAGE_KEYS[:4])}) and a label "
-            f"({', '.join(_LABEL_KEYS[:2])}): rename them"
+            f"data has the columns {list(names)}; rename the inputs to image and the labels to label"
         )
     return image, label
 

@@ -177,10 +177,8 @@ def _checked(known: Listed, split: str, x: Bytes, y: Bytes) -> str:
     size, shape, classes = known.counts[split == "test"], known.shape, len(known.classes)
     kinds = x.dtype == y.dtype == np.uint8
     if not kinds or x.shape != (size, *shape) or y.shape != (size,) or int(y.max()) >= classes:
-        raise FileError(
-            f"the {split} part holds {len(x)} images of shape {x.shape[1:]} with {len(y)} labels; {known.name} has "
-            f"{size} of {shape} in {classes} classes"
-        )
+        official = f"{known.name} has {size} of {shape} in {classes} classes"
+        raise FileError(f"the {split} part holds {len(x)} images of {x.shape[1:]}; {official}")
     found = digest(x, y)
     if known.sha256 and found != known.sha256[split == "test"]:
         raise FileError(f"the {split} part's content checksum is {found}: this is not the official content")

@@ -15,7 +15,6 @@ from sklearn.base import is_classifier
 from sklearn.feature_selection import SelectorMixin
 from sklearn.linear_model._base import LinearClassifierMixin
 from sklearn.pipeline import Pipeline
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from randens import models
@@ -86,15 +85,12 @@ class QueriedMember(nn.Module):
         name = type(estimator).__name__
         if isinstance(estimator, type) or not hasattr(estimator, "predict") or not is_classifier(estimator):
             raise InputError(f"estimator is a {name}; give a fitted scikit-learn classifier")
-        try:
-            check_is_fitted(estimator)
-            self.input_shape, self.classes = (int(estimator.n_features_in_),), len(estimator.classes_)
-        except (AttributeError, ValueError) as error:
-            said = " ".join(str(error).split())[:160]
-            raise InputError(f"estimator is a {name} not fitted to a table of numbers: {said}") from None
+        features = getattr(estimator, "n_features_in_", None)
+        if features is None:
+            raise InputError(f"estimator is a {name} not fitted to a table of numbers; fit it first")
         if np.ndim(estimator.classes_[0]):
             raise InputError(f"estimator is a {name} with several answers; give one with one answer")
-        self.estimator = estimator
+        self.estimator, self.input_shape, self.classes = estimator, (int(features),), len(estimator.classes_)
         # Weights tell ensembles apart wherever witnesses are kept; this member has none of its own.
         digest = bytes.fromhex(joblib.hash(estimator))
         self.register_buffer("identity", torch.tensor(list(digest), dtype=torch.uint8))
