@@ -109,6 +109,9 @@ def test_advise_recommends(shell: Shell, run_folder: Path, ensemble: RandomizedE
     assert code == 0, err
     assert "At 3× compute" in out
     assert re.search(rf"Ship it at 1×: randens export {run_folder}( --member [0-2]| --uniform)?$", out, re.M)
+    assert (
+        " --data digits --output FOLDER\n" in shell("advise", single.ensemble, "--data", "digits", *FAST)[1]
+    )
     found = json.loads((run_folder / "advice.json").read_text())
     assert [choice["compute"] for choice in found["choices"]] == [1, 2, 3]
     assert "3 members" in shell.refused("advise", run_folder, "--against", run_folder)

@@ -62,11 +62,12 @@ def advise(
         )
     case.show(found, None, as_json)
     if not as_json:
-        print_lines(_export(model, found))
+        named = "" if data is None else f" --data {data}"
+        print_lines(_export(model, named if case.run else f"{named} --output FOLDER", found))
 
 
-def _export(model: str, found: Advice) -> Iterator[str]:
-    """For each budget the command that ships what is recommended."""
+def _export(model: str, rest: str, found: Advice) -> Iterator[str]:
+    """For each budget the command that ships what is recommended; rest: further options that it needs."""
     options = {option.name: option for option in found.options}
     for choice in found.choices:
         option = options[choice.option]
@@ -75,7 +76,7 @@ def _export(model: str, found: Advice) -> Iterator[str]:
             "sampled": model if option.name == "sampled with α" else f"{model} --uniform",
             "network": option.name,
         }.get(option.kind, f"{model} --average {option.k}")
-        yield f"Ship it at {choice.compute}×: randens export {how}"
+        yield f"Ship it at {choice.compute}×: randens export {how}{rest}"
 
 
 def _network(path: Path) -> nn.Module:

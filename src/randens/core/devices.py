@@ -12,6 +12,7 @@ import gc
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -100,7 +101,9 @@ class Workers:
         """A callable whose backward pass averages gradients over the ranks."""
         if self.world == 1:
             return module
-        return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
+        with warnings.catch_warnings():  # torch 2.13 renames the option, and 2.6 has this name only
+            warnings.simplefilter("ignore", FutureWarning)
+            return nn.parallel.DistributedDataParallel(module, broadcast_buffers=False)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over ranks."""

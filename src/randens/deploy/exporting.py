@@ -188,7 +188,7 @@ def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Data, report: Progre
     if not worst <= _TOLERANCE * max(1.0, largest):
         raise ModelError(
             f"the exported members differ from torch by up to {worst:.2g} where logits reach {largest:.2g}; "
-            "this is more than rounding, so nothing was written"
+            "this is more than rounding (do they answer at random?), so nothing was written"
         )
     about = {"data": inputs.name, "split": inputs.split, "inputs": len(inputs), "tolerance": _TOLERANCE}
     return {**about, "max_difference": worst, "largest_logit": largest, "labels_changed": changed}

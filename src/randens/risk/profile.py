@@ -92,7 +92,13 @@ class RiskProfile:
 
     @classmethod
     def from_witnesses(cls, points: ArrayLike, fooled: ArrayLike, n: int) -> RiskProfile:
-        """A profile of n inputs of equal weight: at input points[j], witness j fools the M members' set fooled[j]."""
+        """A profile of n inputs of equal weight: at input points[j], witness j fools the M members' set fooled[j].
+
+        With one perturbation per input, ``from_witnesses(range(n), errors, n)`` takes their errors [n, M].
+
+        >>> RiskProfile.from_witnesses(range(2), [[1, 0], [1, 1]], 2).member_risks
+        array([1. , 0.5])
+        """
         n = whole("n", n)
         where, rows = np.asarray(points), _binary("fooled", fooled)
         if rows.ndim != 2 or rows.shape[1] == 0:
