@@ -200,7 +200,9 @@ def _averaging(operation: Callable[..., Tensor]) -> Callable[..., Interval]:
     return rule
 
 
-_METADATA = "shape ndim dtype device layout is_meta is_nested is_floating_point dim size numel stride __len__"
+_METADATA = (
+    "shape ndim dtype device layout is_meta is_nested is_quantized is_floating_point dim size numel stride __len__"
+)
 _DECIDING = "bool gt lt ge le"
 _RESHAPING = (
     "flatten view reshape permute transpose unsqueeze squeeze contiguous clone expand unflatten narrow select double "
