@@ -201,7 +201,8 @@ def _averaging(operation: Callable[..., Tensor]) -> Callable[..., Interval]:
 
 
 _METADATA = (
-    "shape ndim dtype device layout is_meta is_nested is_quantized is_floating_point dim size numel stride __len__"
+    "shape ndim dtype device layout is_meta is_nested is_quantized is_floating_point dim size numel "
+    "stride __len__"
 )
 _DECIDING = "bool gt lt ge le"
 _RESHAPING = (
