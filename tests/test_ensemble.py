@@ -171,12 +171,9 @@ def test_members_must_be_modules_that_agree_on_the_classes() -> None:
     for names in (3, "abc"):
         with pytest.raises(InputError, match="classes is"):
             RandomizedEnsemble(linear_members(2), classes=names)  # type: ignore[arg-type]
-    other = models.create("linear", classes=3, input_shape=(FEATURES,), seed=0)
-    with pytest.raises(InputError, match=r"\[3, 4\]"):
-        RandomizedEnsemble([*linear_members(1), other])
-    undeclared = RandomizedEnsemble([Fixed(0, classes=3), Fixed(0, classes=4)])
+    different = RandomizedEnsemble([Fixed(0, classes=3), Fixed(0, classes=4)])
     with pytest.raises(ModelError, match="all must agree"):
-        undeclared.risk(*inputs(2))
+        different.risk(*inputs(2))
 
 
 def test_a_member_whose_classes_change_is_reported() -> None:
@@ -297,7 +294,7 @@ def test_damaged_and_altered_files_are_detected(rec: RandomizedEnsemble, tmp_pat
         with pytest.raises(FileError, match=message):
             randens.load(folder)
     (folder / "ensemble.json").write_text('{"format": "something"}')
-    with pytest.raises(FileError, match="not an ensemble"):
+    with pytest.raises(FileError, match="of another version: format"):
         randens.load(folder)
 
 

@@ -50,7 +50,7 @@ def test_averages_keep_their_weights_and_ordinary_members_their_format(tmp_path:
     assert read_json(rec.save(tmp_path / "plain") / "ensemble.json")["format"] == "randens-ensemble-1"
     manifest = read_json(tmp_path / "plain" / "ensemble.json")
     write_json(tmp_path / "plain" / "ensemble.json", {**manifest, "format": "randens-ensemble-9"})
-    with pytest.raises(FileError, match="not an ensemble of format"):
+    with pytest.raises(FileError, match="of another version: format"):
         randens.load(tmp_path / "plain")
 
 
@@ -60,7 +60,7 @@ def test_k_is_checked() -> None:
         with pytest.raises(InputError, match="from 1 to 4"):
             rec.subsets(k)  # type: ignore[arg-type]
     many = RandomizedEnsemble([nn.Linear(2, 2) for _ in range(9)])
-    with pytest.raises(InputError, match="126 subsets"):
+    with pytest.raises(InputError, match="number of subsets is 126"):
         many.subsets(4)
 
 

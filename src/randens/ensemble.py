@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import secrets
@@ -33,17 +34,16 @@ _CHUNK = 512  # inputs per forward pass where only verdicts are wanted: bounds t
 @contextlib.contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients for parameters, both restored on leaving."""
-    wanted = [(p, p.requires_grad) for p in module.parameters()]
-    if any(parameter.is_inference() for parameter, _ in wanted):
+    if any(parameter.is_inference() for parameter in module.parameters()):
         raise InputError("members hold weights made in torch.inference_mode(); make or load them outside")
-    for parameter, _ in wanted:
-        parameter.requires_grad_(False)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    module.requires_grad_(False)
     try:
         with evaluating(module):
             yield
     finally:
-        for parameter, requires_grad in wanted:
-            parameter.requires_grad_(requires_grad)
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
@@ -59,10 +59,9 @@ class _Ensemble(nn.Module):
     def __init__(self, members: Sequence[nn.Module], classes: Sequence[str] | None = None) -> None:
         super().__init__()
         listed = isinstance(members, Sequence | nn.ModuleList)
-        kinds = [type(m).__name__ for m in members if not isinstance(m, nn.Module)] if listed else []
-        if not listed or kinds or not members:
-            one = f"one {type(members).__name__}"
-            said = one if not listed else f"a list of {kinds[0]}" if kinds else "empty"
+        wrong = [type(m).__name__ for m in members if not isinstance(m, nn.Module)] if listed else []
+        if wrong or not listed or not members:
+            said = f"one {type(members).__name__}" if not listed else f"a list of {wrong[0]}" if wrong else "empty"
             raise InputError(f"members is {said}; give a list of classifiers, [f1, f2], as torch.nn.Module")
         for index, member in enumerate(members):
             if any(is_lazy(parameter) or parameter.is_meta for parameter in member.parameters()):
@@ -71,10 +70,6 @@ class _Ensemble(nn.Module):
                 )
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
-        described = [a for m in members if isinstance(a := getattr(m, "architecture", None), dict)]
-        counts = {architecture["classes"] for architecture in described if "classes" in architecture}
-        if len(counts) > 1:
-            raise InputError(f"members have different class counts {sorted(counts)}; they must agree")
         self.members = nn.ModuleList(members)
         self._count = 0  # of logits, as soon as it is known
         self.classes = tuple(str(c) for c in classes) if classes is not None else None
@@ -107,9 +102,8 @@ class _Ensemble(nn.Module):
         """One network's logits [n, C], unwrapped; C is the same for all networks and inputs."""
         z = models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
         if z.shape[1] != (self._count or z.shape[1]):
-            raise ModelError(
-                f"member {index} returned {z.shape[1]} logits, and {self._count} were returned before; all must agree"
-            )
+            given = f"member {index} returned {z.shape[1]} logits"
+            raise ModelError(f"{given}, and {self._count} were returned before; all must agree")
         self._count = z.shape[1]
         return z
 
@@ -148,8 +142,6 @@ class RandomizedEnsemble(_Ensemble):
     >>> rec(torch.zeros(5, 2)).shape, rec.errors(torch.zeros(5, 2), [0, 1, 2, 0, 1]).shape
     (torch.Size([5, 3]), torch.Size([5, 2]))
     """
-
-    probs: Tensor
 
     def __init__(
         self,
@@ -190,18 +182,12 @@ class RandomizedEnsemble(_Ensemble):
 
     def subsets(self, k: int) -> RandomizedEnsemble:
         """k of M: average k sampled members' logits, at k networks' compute; all C(M, k) subsets are equally likely."""
-        count = len(self)
-        whole("k", k, 1, count, ", the number of members")
-        if (subsets := math.comb(count, k)) > _MOST_SUBSETS:
-            raise InputError(f"k is {k}; {subsets} subsets of {count} members are more than {_MOST_SUBSETS}")
-        members = [
-            DeterministicEnsemble([self.members[i] for i in chosen])
-            for chosen in itertools.combinations(range(count), k)
-        ]
-        made = RandomizedEnsemble(members, classes=self.classes, threat=self.threat)
-        # Not made.train(), which would change the modes of the networks.
-        for module in (made, made.members, *members, *(member.members for member in members)):
-            module.training = self.training
+        whole("k", k, 1, len(self), ", the number of members")
+        whole(f"k is {k}; the number of subsets", math.comb(len(self), k), 1, _MOST_SUBSETS)
+        averages = [DeterministicEnsemble(chosen) for chosen in itertools.combinations(self.members, k)]
+        made = RandomizedEnsemble(averages, classes=self.classes, threat=self.threat)
+        for wrapper in set(made.modules()) - set(self.modules()):  # the networks keep their modes
+            wrapper.training = self.training
         return made
 
     def threshold_vote(self, threshold: float = 0.5) -> nn.Module:
@@ -224,24 +210,20 @@ class RandomizedEnsemble(_Ensemble):
         """Logits [n, C], each row from one member sampled for it."""
         x = to_layout(x)
         drawn = self.draw(len(x)).to(x.device)
-        output: Tensor | None = None
-        for index in range(len(self.members)):
-            rows = (drawn == index).nonzero().flatten()
-            if len(rows):
-                z = self.answer(index, self.members[index], x[rows])
-                output = z.new_empty(len(x), z.shape[1]) if output is None else output
-                output = output.index_copy(0, rows, z.to(output.dtype))
-        return self.answer(0, self.members[0], x) if output is None else output
+        asked = sorted(set(drawn.tolist())) or [0]  # even without inputs, for the number of classes
+        rows = [(drawn == index).nonzero().flatten() for index in asked]
+        answers = [self.answer(i, self.members[i], x[part]) for i, part in zip(asked, rows, strict=True)]
+        return torch.cat(answers)[torch.cat(rows).argsort()]
 
     def errors(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
         """u for every input, bool [n, M]: which member is wrong, in eval mode and float32 (or wider)."""
         x, y = _as_pair(x, y)
         if self.stochastic:
             raise InputError("members answer at random; use randens.evaluate, or random_model.expanded(rec)")
-        verdicts, classes = self.verdicts(x), self._count
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        verdicts = self.verdicts(x)
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self._count:
             held = f"labels from {int(y.min())} to {int(y.max())}"
-            raise InputError(f"y holds {held}; the members have {classes} classes, from 0 on")
+            raise InputError(f"y holds {held}; the members have {self._count} classes, from 0 on")
         return verdicts != y.to(self.device).unsqueeze(1)
 
     def risk(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> Tensor:
@@ -277,13 +259,10 @@ class RandomizedEnsemble(_Ensemble):
     def save(self, path: AnyPath, *, overwrite: bool = False) -> Path:
         """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
         networks, parts = networks_of(self.members)
-        averages = []
-        for member, part in zip(self.members, parts, strict=True):
-            weights = member.weights.tolist() if isinstance(member, DeterministicEnsemble) else None
-            averages.append({"of": part, "weights": weights})
+        weights = [m.weights.tolist() if isinstance(m, DeterministicEnsemble) else None for m in self.members]
+        averages = [{"of": part, "weights": own} for part, own in zip(parts, weights, strict=True)]
         about = {"classes": self.classes, "threat": None if self.threat is None else self.threat.to_dict()}
-        saved.write(path, networks, overwrite, probs=self.probs.tolist(), averages=averages, **about)
-        return Path(path)
+        return saved.write(path, networks, overwrite, probs=self.probs.tolist(), averages=averages, **about)
 
 
 class DeterministicEnsemble(_Ensemble):
@@ -293,17 +272,10 @@ class DeterministicEnsemble(_Ensemble):
     torch.Size([5, 3])
     """
 
-    weights: Tensor
-
     def __init__(self, members: Sequence[nn.Module], weights: ArrayLike | Tensor | None = None) -> None:
         super().__init__(members)
         self.weights = check_probs(weights, len(members))
-        self._shares = tuple(self.weights.tolist())
-
-    @property
-    def passes(self) -> int:
-        """How many member passes one call costs."""
-        return len(self.members)
+        self.passes = len(members)  # member passes that one call costs
 
     def forward(self, x: Tensor) -> Tensor:
         """Weighted mean of the members' logits, [n, C]."""
@@ -312,10 +284,8 @@ class DeterministicEnsemble(_Ensemble):
     def average(self, outputs: Sequence[Tensor]) -> Tensor:
         """The weighted mean of the members' logits, given one by one as [n, C]."""
         # Not a matrix product, which would count as FLOPs of the network.
-        total = self._shares[0] * outputs[0]
-        for weight, output in zip(self._shares[1:], outputs[1:], strict=True):
-            total = total + weight * output
-        return total
+        parts = [weight * z for weight, z in zip(self.weights.tolist(), outputs, strict=True)]
+        return functools.reduce(torch.add, parts)
 
 
 class _ThresholdVote(nn.Module):
@@ -335,16 +305,13 @@ class _ThresholdVote(nn.Module):
 
 def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], list[list[int]]]:
     """The networks behind the members, shared ones once, and which of them each member is or averages."""
-    networks: dict[int, tuple[int, nn.Module]] = {}
-    parts: list[list[int]] = []
-    for member in members:
-        averaged = list(member.members) if isinstance(member, DeterministicEnsemble) else [member]
-        parts.append([networks.setdefault(id(one), (len(networks), one))[0] for one in averaged])
-    return tuple(network for _, network in networks.values()), parts
+    averaged = [list(m.members) if isinstance(m, DeterministicEnsemble) else [m] for m in members]
+    numbers = {network: i for i, network in enumerate(dict.fromkeys(itertools.chain(*averaged)))}
+    return tuple(numbers), [[numbers[network] for network in part] for part in averaged]
 
 
 def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> RandomizedEnsemble:
-    """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum.
+    """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum; it is in eval mode.
 
     Parameters
     ----------
@@ -353,28 +320,30 @@ def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> Random
     members : sequence of nn.Module, optional
         Networks of your own, which have no architecture in the manifest, to fill with weights.
 
-    Returns
-    -------
-    RandomizedEnsemble
-        In eval mode.
-
     Examples
     --------
     >>> net = models.create("linear", classes=3, input_shape=(4,), seed=0)
     >>> len(load(RandomizedEnsemble([net]).save("mine")))
     1
     """
-    manifest, networks = saved.read(path, members)
-    averages = manifest.averages or [saved.Average(of=[i], weights=None) for i in range(len(networks))]
-    modules: list[nn.Module] = []
+    manifest = saved.read(path)
+    entries = manifest.members
+    if members is None and any(entry.architecture is None for entry in entries):
+        raise InputError(f"{path} holds networks of your own; pass members=[...] to fill them")
+    if members is not None and len(members) != len(entries):
+        raise InputError(f"members has {len(members)} modules; {path} holds {len(entries)} members")
     try:
-        for average in averages:
+        networks = list(members or [models.build(entry.architecture or {}) for entry in entries])
+        for network, entry in zip(networks, entries, strict=True):
+            saved.fill(network, Path(path) / entry.file, entry.sha256)
+        modules: list[nn.Module] = [] if manifest.averages else networks
+        for average in manifest.averages or ():
             chosen = [networks[i] for i in average.of]
             alone = average.weights is None
             modules.append(chosen[0] if alone else DeterministicEnsemble(chosen, average.weights))
         threat = None if manifest.threat is None else Threat.from_dict(manifest.threat.to_json())
         return RandomizedEnsemble(modules, manifest.probs, classes=manifest.classes, threat=threat).eval()
-    except (InputError, IndexError) as error:
+    except (InputError, ModelError, IndexError) as error:
         raise FileError(f"{Path(path) / 'ensemble.json'}: {error}") from error
 
 
@@ -392,11 +361,10 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
     except (TypeError, ValueError):
         kinds = f"x is a {type(x).__name__}, y a {type(y).__name__}"
         raise InputError(f"{kinds}; give tensors or arrays") from None
+    given = f"{inputs.dtype} {list(inputs.shape)}"
     if inputs.dim() < 2 or not inputs.is_floating_point():
-        given = f"{inputs.dtype} {list(inputs.shape)}"
         raise InputError(f"x is {given}; give floats [n, ...], e.g. x.float() / 255")
-    whole_numbers = not labels.is_floating_point() and labels.dtype != torch.bool
-    if labels.shape != (len(inputs),) or not whole_numbers:
+    if labels.shape != (len(inputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
         given = f"{labels.dtype} {tuple(labels.shape)}"
         raise InputError(f"y is {given}; give integers [{len(inputs)}], one label per input")
     double = not isinstance(x, Tensor) and inputs.dtype == torch.float64
