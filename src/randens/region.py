@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -46,64 +47,51 @@ class Region:
     def project(self, delta: Tensor) -> Tensor:
         """The nearest point for linf and l1; scaled onto the ball and clipped for l2; [..., d]."""
         if self.radius is not None and self.p == 1:
-            return self._project_l1(delta)
+            return self._project_l1(delta, self.radius)
         if self.radius is not None:
             norm = torch.linalg.vector_norm(delta, dim=-1, keepdim=True)
             delta = delta * (self.radius / norm.clamp_min(self.radius))
-        return self._clip(delta)
+        return torch.clamp(delta, self.low, self.high)
 
     def minimum(self, slope: Tensor) -> Tensor:
-        """A lower bound [n] on min slope·δ that never exceeds it: the minimum itself for linf, up to rounding for l2.
-
-        Every multiplier μ ≥ 0 of the ball gives a valid bound, min over the box of slope·δ + μ/2·(‖δ‖² − radius²);
-        the μ at which −slope, stretched and clipped, uses up the radius gives the best one.
-        """
-        cheap = self.floor(slope)
+        """A lower bound [n] on min slope·δ that never exceeds it: the minimum itself for linf, up to rounding else."""
+        floor = self.floor(slope)
         if self.radius is None:
-            return cheap
-        if self.p == 1:
-            # Valid for every μ ≥ 0: min over the box of slope·δ + μ(‖δ‖₁ − radius). Best: where the radius is used up.
-            size, room = slope.abs(), self._room(slope)
-            order = size.argsort(dim=1, descending=True)
-            spent = room.gather(1, order).cumsum(dim=1)
-            stop = (spent < self.radius).sum(dim=1, keepdim=True)
-            ordered = torch.cat([size.gather(1, order), torch.zeros_like(size[:, :1])], dim=1)
-            mu = ordered.gather(1, stop)
-            part = torch.where(size > mu, (size - mu) * room, torch.zeros_like(size))
-            return torch.maximum(cheap, -part.sum(dim=1) - mu.squeeze(1) * self.radius)
-        stretch = self._stretch(slope)
-        delta = self._clip(-stretch * _unit(slope))
-        mu = torch.linalg.vector_norm(slope, dim=1) / stretch.squeeze(1)
-        dual = (slope * delta).sum(dim=1) + mu / 2 * (delta.square().sum(dim=1) - self.radius**2)
-        return torch.maximum(cheap, dual)
+            return floor
+        return torch.maximum(floor, (self._dual_l1 if self.p == 1 else self._dual_l2)(slope, self.radius))
+
+    def _dual_l1(self, slope: Tensor, radius: float) -> Tensor:
+        """min over the box of slope·δ + μ(‖δ‖₁ − radius): valid for every μ ≥ 0, best where the radius is used up."""
+        size, room = slope.abs(), torch.where(slope > 0, -self.low, self.high)
+        order = size.argsort(dim=1, descending=True)
+        used_up = (room.gather(1, order).cumsum(dim=1) < radius).sum(dim=1, keepdim=True)
+        mu = F.pad(size.gather(1, order), (0, 1)).gather(1, used_up)
+        return -((size - mu).clamp_min(0.0) * room).sum(dim=1) - mu[:, 0] * radius
+
+    def _dual_l2(self, slope: Tensor, radius: float) -> Tensor:
+        """The same for μ/2·(‖δ‖² − radius²): best where −slope, stretched and clipped, uses up the radius."""
+        length = torch.linalg.vector_norm(slope, dim=1, keepdim=True)
+        unit = slope / length.clamp_min(1e-30)
+        short = torch.full_like(length, radius)
+        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp(1e-6, 1.0)
+        for _ in range(40):
+            middle = (short * long).sqrt()
+            delta = torch.clamp(-middle * unit, self.low, self.high)
+            inside = torch.linalg.vector_norm(delta, dim=1, keepdim=True) <= radius
+            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
+        delta = torch.clamp(-short * unit, self.low, self.high)
+        mu = (length / short)[:, 0]
+        return (slope * delta).sum(dim=1) + mu / 2 * (delta.square().sum(dim=1) - radius**2)
 
     def floor(self, slope: Tensor) -> Tensor:
         """A cheap lower bound [...] on min slope·δ, slope [..., d], over the box or the ball alone; exact for linf."""
         in_box = torch.minimum(slope * self.low, slope * self.high).sum(dim=-1)
         if self.radius is None:
             return in_box
-        dual = math.inf if self.p == 1 else 2.0
-        return torch.maximum(in_box, -self.radius * norms(slope, dual))
+        return torch.maximum(in_box, -self.radius * norms(slope, math.inf if self.p == 1 else 2))
 
-    def _stretch(self, slope: Tensor) -> Tensor:
-        """The largest s [n, 1], to rounding, with ‖clip(−s·unit slope)‖ ≤ radius."""
-        assert self.radius is not None
-        unit = _unit(slope)
-        short = torch.full_like(unit[:, :1], self.radius)
-        long = short / unit.abs().masked_fill(unit == 0, torch.inf).amin(dim=1, keepdim=True).clamp(1e-6, 1.0)
-        for _ in range(40):
-            middle = (short * long).sqrt()
-            inside = torch.linalg.vector_norm(self._clip(-middle * unit), dim=1, keepdim=True) <= self.radius
-            short, long = torch.where(inside, middle, short), torch.where(inside, long, middle)
-        return short
-
-    def _room(self, slope: Tensor) -> Tensor:
-        """How far each coordinate may go against the slope [n, d]."""
-        return torch.where(slope > 0, -self.low, self.high).clamp_min(0.0) * (slope != 0)
-
-    def _project_l1(self, delta: Tensor) -> Tensor:
+    def _project_l1(self, delta: Tensor, radius: float) -> Tensor:
         """The nearest point of l1 ball ∩ box: every |δ_i| loses the same λ, between 0 and its room."""
-        assert self.radius is not None
         size = delta.abs()
         room = torch.where(delta > 0, self.high, -self.low).clamp_min(0.0)
         begin = (size - room).clamp_min(0.0)
@@ -112,17 +100,13 @@ class Region:
         order = kinks.argsort(dim=-1)
         places = kinks.gather(-1, order)
         slopes = torch.where(order < size.shape[-1], -1.0, 1.0).to(size.dtype).cumsum(dim=-1)
-        ahead = torch.diff(places, dim=-1)
-        left = torch.cat([whole, whole + (slopes[..., :-1] * ahead).cumsum(dim=-1)], dim=-1)
+        left = torch.cat([whole, whole + (slopes[..., :-1] * places.diff(dim=-1)).cumsum(dim=-1)], dim=-1)
         # The last kink at which there is still too much; where there is none, nothing is taken.
-        index = ((left > self.radius).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
+        index = ((left > radius).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
         slope = slopes.gather(-1, index).clamp(max=-1.0)
-        cut = places.gather(-1, index) + (left.gather(-1, index) - self.radius) / -slope
-        cut = torch.where(whole > self.radius, cut, torch.zeros_like(cut))
+        cut = places.gather(-1, index) + (left.gather(-1, index) - radius) / -slope
+        cut = torch.where(whole > radius, cut, torch.zeros_like(cut))
         return delta.sign() * torch.minimum((size - cut).clamp_min(0.0), room)
-
-    def _clip(self, delta: Tensor) -> Tensor:
-        return torch.clamp(delta, self.low, self.high)
 
 
 def filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
@@ -134,13 +118,9 @@ def filled(gain: Tensor, room: Tensor, budget: float | Tensor) -> Tensor:
     return torch.zeros_like(room).scatter_(1, order, taken)
 
 
-def norms(values: Tensor, p: float, dim: int = -1) -> Tensor:
-    """‖·‖_p along one dimension; NaN and infinity reach the result."""
+def norms(values: Tensor, p: float) -> Tensor:
+    """‖·‖_p along the last dimension; NaN and infinity reach the result."""
     # `vector_norm` is 4 to 16 times as slow for these two on a CPU.
     if p == math.inf:
-        return values.abs().amax(dim=dim)
-    return values.abs().sum(dim=dim) if p == 1 else torch.linalg.vector_norm(values, p, dim=dim)
-
-
-def _unit(slope: Tensor) -> Tensor:
-    return slope / torch.linalg.vector_norm(slope, dim=1, keepdim=True).clamp_min(1e-30)
+        return values.abs().amax(dim=-1)
+    return values.abs().sum(dim=-1) if p == 1 else torch.linalg.vector_norm(values, p, dim=-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import numbers
 import re
 import secrets
 import warnings
@@ -13,59 +12,47 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from randens.core.errors import InputError, RandensWarning, number, unknown
+from randens.data import check_range
 from randens.region import Region, filled, norms
 
 __all__ = ["FiniteThreat", "Threat", "grid", "norm_name", "number"]
 
 _MOST_RADII = 1000
 _FAR = 3e38  # values beyond it are infinite
+_EVERYWHERE = -math.inf, math.inf
 _NORMS = {"linf": (math.inf, 1.0), "l2": (2.0, 2.0), "l1": (1.0, math.inf)}
-_SPELLINGS = {"inf": "linf", "infinity": "linf", "max": "linf", "2": "l2", "euclidean": "l2", "1": "l1"}
+_SPELLINGS = {"∞": "linf", "inf": "linf", "infinity": "linf", "max": "linf"}
+_SPELLINGS |= {"2": "l2", "2.0": "l2", "euclidean": "l2", "1": "l1", "1.0": "l1"}
 
 
 def norm_name(norm: object) -> str:
     """The name that `Threat` uses for a norm, from its usual spellings; anything else comes back in small letters."""
-    is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
-    text = f"{norm:g}" if is_number else str(norm).lower().replace("∞", "inf")
-    text = re.sub(r"[_\s-]", "", text)
+    text = re.sub(r"[_\s-]", "", str(norm).lower())
     return _SPELLINGS.get(text.removeprefix("l"), text)
 
 
-def grid(name: str, value: object) -> tuple[float, ...]:
-    """Radii in increasing order, without repeats: from ``"first:last:count"``, or from numbers and fractions in a list
-    or between commas. `name` is what to call them in an error.
-
-    >>> grid("eps", "0:8/255:3") == (0.0, 4 / 255, 8 / 255)
-    True
-    """
-    if isinstance(value, str) and ":" in value:
-        ends = value.split(":")
-        if len(ends) != 3 or not 2 <= number(name, ends[2]) <= _MOST_RADII:
-            raise InputError(
-                f"{name} is {value!r}; it must be first:last:count, count from 2 to {_MOST_RADII}, e.g. 0:16/255:9"
-            )
-        first, last, count = number(name, ends[0]), number(name, ends[1]), int(number(name, ends[2]))
-        if not first < last:
-            raise InputError(f"{name} is {value!r}; the first radius must be below the last")
-        found = [first + (last - first) * i / (count - 1) for i in range(count)]
-    else:
-        try:
-            parts = value.split(",") if isinstance(value, str) else list(value)  # type: ignore[call-overload]
-        except TypeError:  # a number, or an array without dimensions
-            parts = [value]
-        try:
-            found = [number(name, part) for part in parts]
-        except InputError as error:
-            dashed = re.fullmatch(r"([\d./]+)-([\d./]+)", str(value))
-            example = f"{dashed[1]}:{dashed[2]}:5" if dashed else "0:16/255:9"
-            raise InputError(f"{error}; a range is first:last:count, e.g. {example}") from None
-    if not found or min(found) < 0 or not all(map(math.isfinite, found)):
-        raise InputError(f"{name} is {value!r}; radii must be finite numbers ≥ 0, e.g. 0:16/255:9")
-    return tuple(sorted(set(found)))
+def grid(name: str, value: Any) -> tuple[float, ...]:
+    """Radii, increasing and without repeats: ``"0:8/255:5"`` (from, to, how many), ``"2/255,8/255"``, or a list."""
+    example = "a range is first:last:count, e.g. 0:16/255:9"
+    is_range = isinstance(value, str) and ":" in value
+    found = value.split(":" if is_range else ",") if isinstance(value, str) else np.atleast_1d(value).tolist()
+    try:
+        radii = [number(name, one) for one in found]
+    except InputError as error:
+        raise InputError(f"{error}; {example}") from None
+    if is_range:
+        first, last, count = radii if len(radii) == 3 else (0, 0, 0)
+        if not (first < last and 2 <= count <= _MOST_RADII):
+            raise InputError(f"{name} is {value!r}; {example}, with a count from 2 to {_MOST_RADII}")
+        radii = [first + (last - first) * i / (int(count) - 1) for i in range(int(count))]
+    if not radii or min(radii) < 0:
+        raise InputError(f"{name} is {value!r}; radii must be at least 0")
+    return tuple(sorted(set(radii)))
 
 
 def _per_input(values: Tensor, x: Tensor) -> Tensor:
@@ -104,11 +91,18 @@ class Threat:
         if self.norm not in _NORMS:
             unknown("norm", self.norm, _NORMS)
         object.__setattr__(self, "eps", number("eps", self.eps))
-        if not (math.isfinite(self.eps) and self.eps > 0):
-            raise InputError(f"eps is {self.eps:g}; it must be finite and > 0, e.g. 8/255")
+        if self.eps <= 0:
+            raise InputError(f"eps is {self.eps:g}; it must be > 0, e.g. 8/255")
         self._set_bounds()
         if self.bounds is not None and self.norm == "linf":
-            self._check_radius(*self.bounds)
+            # An ε in 0..255 for inputs in [0, 1] is a common mistake that makes every classifier look broken.
+            low, high = self.bounds
+            width = f"the width of the inputs' range [{low:g}, {high:g}]"
+            if self.eps > (high - low) * (1 + 1e-9):
+                raise InputError(f"eps is {self.eps:g}, more than {width}; did you mean {self.eps:g}/255?")
+            if self.eps > (high - low) / 2:
+                gray = f"eps is {self.eps:g}, more than half {width}; every pixel can become gray"
+                warnings.warn(gray, RandensWarning, stacklevel=3)
 
     def _set_bounds(self) -> None:
         if self.bounds is not None:
@@ -120,21 +114,6 @@ class Threat:
                 raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest), both within ±{_FAR:g}")
             object.__setattr__(self, "bounds", (low, high))
 
-    def _check_radius(self, low: float, high: float) -> None:
-        """Check for an ε in 0..255 for inputs in [0, 1], a common mistake that makes every classifier look broken."""
-        if self.eps > (high - low) * (1 + 1e-9):
-            raise InputError(
-                f"eps is {self.eps:g}; inputs lie in [{low:g}, {high:g}], so that every input could become any other: "
-                f"did you mean {self.eps:g}/255?"
-            )
-        if self.eps > (high - low) / 2:
-            warnings.warn(
-                f"eps is {self.eps:g}, more than half the width of the inputs' range [{low:g}, {high:g}]; every pixel "
-                "can become gray",
-                RandensWarning,
-                stacklevel=4,
-            )
-
     @property
     def p(self) -> float:
         """The norm's exponent: inf, 2 or 1."""
@@ -144,10 +123,6 @@ class Threat:
     def q(self) -> float:
         """The dual exponent, 1/p + 1/q = 1: 1, 2 or inf."""
         return _NORMS[self.norm][1]
-
-    def l2_radius(self, dimension: int) -> float:
-        """The largest l2 norm of a perturbation of `dimension` coordinates (before the box)."""
-        return self.eps * math.sqrt(dimension) if self.norm == "linf" else self.eps
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
@@ -167,12 +142,9 @@ class Threat:
 
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
-        legal = self.distance(x_adv, x) <= self.eps
-        if self.bounds is not None:
-            low, high = self.bounds
-            flat = x_adv.flatten(1)
-            legal &= ((flat >= low) & (flat <= high)).all(dim=1)
-        return legal
+        low, high = self.bounds or _EVERYWHERE
+        in_box = ((x_adv >= low) & (x_adv <= high)).flatten(1).all(dim=1)
+        return in_box & (self.distance(x_adv, x) <= self.eps)
 
     def check(self, x: Tensor) -> None:
         """Refuse inputs that are not floating point, not finite, or outside the box."""
@@ -180,14 +152,7 @@ class Threat:
             raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
         if not bool(torch.isfinite(x).all()):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
-        if self.bounds is not None and x.numel():
-            low, high = self.bounds
-            smallest, largest = float(x.min()), float(x.max())
-            if smallest < low or largest > high:
-                raise InputError(
-                    f"x ranges over [{smallest:g}, {largest:g}]; the threat's bounds are [{low:g}, {high:g}]"
-                    " (scale the inputs, or give Threat(bounds=...))"
-                )
+        check_range(x, self.bounds)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """A legal point near `x_adv`, to the last float: the nearest, or for l2 scaled onto the ball, then clipped."""
@@ -206,30 +171,24 @@ class Threat:
         inward = torch.full_like(x, math.inf)
         low = torch.where(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
         high = torch.where(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
-        if self.bounds is not None:
-            low, high = low.clamp(min=self.bounds[0]), high.clamp(max=self.bounds[1])
-        return low, high
+        lowest, highest = self.bounds or _EVERYWHERE
+        return low.clamp(min=lowest), high.clamp(max=highest)
 
     def _nearest_l1(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Return the nearest point of ball ∩ box for points outside, in float64 and then rounded."""
         outside = ~self.contains(x_adv, x)
-        if not bool(outside.any()):
-            return x_adv
         center = x[outside].double().flatten(1)
-        low, high = torch.full_like(center, -math.inf), torch.full_like(center, math.inf)
-        if self.bounds is not None:
-            low, high = self.bounds[0] - center, self.bounds[1] - center
-        delta = x_adv[outside].double().flatten(1) - center
-        near = Region(low, high, self.eps, 1.0).project(delta)
+        low, high = self.bounds or _EVERYWHERE
+        region = Region(low - center, high - center, self.eps, 1.0)
+        near = region.project(x_adv[outside].double().flatten(1) - center)
         point = x_adv.clone()
         point[outside] = (center + near).to(x.dtype).reshape(x[outside].shape)
         return point
 
     def _drawn_in(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Scale towards x until the stored point is legal: completely for l2, by the rounding error for l1."""
-        point = self._boxed(x_adv)
-        if not x.numel():
-            return point
+        box = self.bounds or _EVERYWHERE
+        point = x_adv.clamp(*box)
         # x + δ is rounded when it is stored, by at most this much in total: aim a little inside where needed.
         flat = x.detach().flatten(1)
         half_ulp = (flat.abs().amax(dim=1).double() + self.eps) * torch.finfo(x.dtype).eps / 2
@@ -243,11 +202,8 @@ class Threat:
                 return point
             limit = (self.eps - inward * rounding).clamp_min(0)
             scale = _per_input(torch.where(outside, limit / norm, torch.ones_like(norm)).to(x.dtype), x)
-            point = torch.where(_per_input(outside, x), self._boxed(x + (point - x) * scale), point)
+            point = torch.where(_per_input(outside, x), (x + (point - x) * scale).clamp(*box), point)
         return torch.where(_per_input(self.contains(point, x), x), point, x)
-
-    def _boxed(self, x: Tensor) -> Tensor:
-        return x if self.bounds is None else x.clamp(*self.bounds)
 
     def random(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random legal point for each input, uniform in the ball before the box is applied."""
@@ -266,10 +222,9 @@ class Threat:
             noise = noise * signs * _per_input(self.eps / total, x)
         else:
             noise.normal_(generator=generator)
-            dimension = max(1, x[0].numel()) if len(x) else 1
+            dimension = max(1, x.shape[1:].numel())
             radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
-            norms = torch.linalg.vector_norm(noise.flatten(1), dim=1).clamp_min(1e-12)
-            noise = noise * _per_input(radius / norms, x)
+            noise = noise * _per_input(radius / norms(noise.flatten(1), 2).clamp_min(1e-12), x)
         return x + noise.to(x.device)
 
     def steepest(self, gradient: Tensor) -> Tensor:
@@ -281,9 +236,8 @@ class Threat:
             largest = flat.abs().argmax(dim=1, keepdim=True)
             unit = torch.zeros_like(flat).scatter_(1, largest, flat.gather(1, largest).sign())
             return unit.reshape(gradient.shape)
-        norms = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
-        safe = torch.where(norms > 0, norms, torch.ones_like(norms))
-        return gradient / _per_input(safe, gradient)
+        length = norms(gradient.flatten(1), 2)
+        return gradient / _per_input(length.where(length > 0, 1.0), gradient)
 
     def step(self, point: Tensor, gradient: Tensor, length: float | Tensor) -> Tensor:
         """point + the step of norm `length` (one, or [n]) that raises a linear function most; for l1 in the box."""
@@ -293,7 +247,7 @@ class Threat:
         flat, slope = point.flatten(1), gradient.flatten(1)
         room = torch.where(slope > 0, self.bounds[1] - flat, flat - self.bounds[0]).clamp_min(0.0)
         budget = length.reshape(-1, 1) if isinstance(length, Tensor) else length
-        used = filled(slope.abs(), room * (slope != 0), budget)
+        used = filled(slope.abs(), room, budget)
         return point + (slope.sign() * used).reshape(point.shape)
 
     def to_dict(self) -> dict[str, Any]:
@@ -305,11 +259,9 @@ class Threat:
         """Inverse of `to_dict`."""
         if value["norm"] == "finite":
             raise InputError("threat is a finite set, whose functions no file holds; evaluate it again")
-        bounds = value.get("bounds")
-        found = Threat(value["norm"], 1e-9, tuple(bounds) if bounds is not None else None)
-        eps = number("eps", value["eps"])
-        if not (math.isfinite(eps) and eps >= 0):
-            raise InputError(f"eps is {eps:g}; it must be finite and ≥ 0, e.g. 8/255")
+        found = Threat(value["norm"], 1e-9, value.get("bounds"))
+        if (eps := number("eps", value["eps"])) < 0:
+            raise InputError(f"eps is {eps:g}; it must be ≥ 0, e.g. 8/255")
         return found.with_radius(eps)
 
 
@@ -345,9 +297,6 @@ class FiniteThreat(Threat):
         given = self.transforms
         if not isinstance(given, Sequence) or not given or not all(map(callable, given)):
             raise InputError(f"transforms is {given!r:.100}; give a list of functions of a tensor")
-        for index, one in enumerate(given):
-            if one in given[:index]:
-                raise InputError(f"transforms holds {one!r:.100} twice; give it once")
         object.__setattr__(self, "transforms", tuple(given))
         self._set_bounds()
 
@@ -355,10 +304,8 @@ class FiniteThreat(Threat):
     def names(self) -> tuple[str, ...]:
         """What to call the identity and the functions."""
         own = [getattr(transform, "__name__", "") for transform in self.transforms]
-        unclear = {
-            name for name in own if not name.isidentifier() or own.count(name) > 1 or name == "identity"
-        }
-        return "identity", *(f"transform {i}" if name in unclear else name for i, name in enumerate(own))
+        clear = {name for name in own if name.isidentifier() and own.count(name) == 1} - {"identity"}
+        return "identity", *(name if name in clear else f"transform {i}" for i, name in enumerate(own))
 
     def __repr__(self) -> str:
         return f"FiniteThreat({', '.join(self.names)}; bounds={self.bounds}, key={self.key})"
@@ -374,19 +321,19 @@ class FiniteThreat(Threat):
             except Exception as error:
                 reason = " ".join(str(error).split())[:160] or type(error).__name__
                 raise InputError(f"transforms: {name} fails on shape {tuple(x.shape)}: {reason}") from error
-            self._check_points(name, x, made, again)
+            if not isinstance(made, Tensor) or made.shape != x.shape or made.dtype != x.dtype:
+                kind = (
+                    f"{made.dtype} {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+                )
+                raise InputError(f"transforms: {name} makes {kind} of {x.dtype} {tuple(x.shape)}; keep both")
+            low, high = self.bounds or (-_FAR, _FAR)
+            if not bool(((made >= low) & (made <= high)).all()):
+                raise InputError(
+                    f"transforms: {name} leaves the bounds [{low:g}, {high:g}]; clamp what it makes"
+                )
+            if not _close(made[len(x) // 2 :], again).all():
+                raise InputError(f"transforms: {name} must work without chance, and on each input for itself")
             yield name, made
-
-    def _check_points(self, name: str, x: Tensor, made: Any, again: Any) -> None:
-        """Shape, bounds, and the same results `again` on the second half of the inputs."""
-        if not isinstance(made, Tensor) or made.shape != x.shape or made.dtype != x.dtype:
-            kind = f"{made.dtype} {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
-            raise InputError(f"transforms: {name} makes {kind} of {x.dtype} {tuple(x.shape)}; keep both")
-        low, high = self.bounds or (-_FAR, _FAR)
-        if not bool(((made >= low) & (made <= high)).all()):
-            raise InputError(f"transforms: {name} leaves the bounds [{low:g}, {high:g}]; clamp what it makes")
-        if not _close(made[len(x) // 2 :], again).all():
-            raise InputError(f"transforms: {name} must work without chance, and on each input for itself")
 
     def on(self, x: Tensor) -> FiniteThreat:
         """The same set with a key that says what it makes of inputs x, which two of its functions must not agree on."""

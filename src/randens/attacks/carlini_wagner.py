@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -59,7 +60,9 @@ class ACW(Attack):
 
     def _descend(self, s: Search, c: Tensor, restart: int) -> Tensor:
         """A descent at the constants c [n]; bool [n], the inputs on which one point fooled every member."""
-        loss, size = expected_hinge(self.kappa), s.threat.l2_radius(s.x[0].numel())
+        loss = expected_hinge(self.kappa)
+        # R: only a cube is longer than its ε.
+        size = s.threat.eps * (math.sqrt(s.x[0].numel()) if s.threat.norm == "linf" else 1)
         shape = (-1,) + (1,) * (s.x.dim() - 1)
         point = s.start(restart)
         momentum = torch.zeros_like(point)
