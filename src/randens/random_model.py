@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -78,17 +78,16 @@ class RandomizedModel(nn.Module):
         super().__init__()
         whole("draws", draws, 2, why=", as one draw says nothing about a random model")
         if not isinstance(model, nn.Module) and not callable(model):
-            raise InputError(
-                f"model is {type(model).__name__}; give a torch.nn.Module or a function that makes one from a seed"
-            )
-        self.draws = draws
-        self.threat = threat
+            raise InputError(f"model is {type(model).__name__}; give a module, or a function that makes one")
+        self.draws, self.threat = draws, threat
         self.module: nn.Module | None = model if isinstance(model, nn.Module) else None
         self.factory: Factory | None = None if isinstance(model, nn.Module) else model
         self.active = active if isinstance(active, tuple) else (active,)
         self._modes = [] if self.module is None else _modes(self.module, self.active)
         self._takes_generator = self.module is not None and _takes_generator(self.module)
-        self._ways: dict[tuple[Any, ...], str] = {}
+        # By shape of an input: how a draw is computed on a batch, and whether rows of one call can have own draws.
+        self._ways: dict[tuple[int, ...], Callable[[nn.Module, Tensor, int], Tensor]] = {}
+        self._independent: dict[tuple[int, ...], bool] = {}
         self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
 
     @property
@@ -96,9 +95,6 @@ class RandomizedModel(nn.Module):
         """Where the first parameter lives (the CPU if there is none, and for factories)."""
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
-
-    def extra_repr(self) -> str:
-        return f"draws={self.draws}"
 
     def train(self, mode: bool = True) -> RandomizedModel:
         """Set the model's own flag only, because the random layers are part of the model."""
@@ -122,7 +118,7 @@ class RandomizedModel(nn.Module):
         """Logits [n, C], each row under an independent draw; `seed` decides all of them."""
         if self.independent(x) and self.module is not None:
             return self._mapped(self.module, x, seed, "different")
-        return torch.cat([self.freeze((seed + row) % _SEEDS)(x[row : row + 1]) for row in range(len(x))])
+        return torch.cat([self.freeze((seed + i) % _SEEDS)(row) for i, row in enumerate(torch.split(x, 1))])
 
     def fresh(self, copies: Tensor, seed: int) -> Tensor:
         """Logits [S, n, C] for S copies of n inputs [S, n, ...], a draw for each copy, and input where torch can."""
@@ -131,13 +127,19 @@ class RandomizedModel(nn.Module):
         return torch.stack([self.freeze((seed + s) % _SEEDS)(copies[s]) for s in range(len(copies))])
 
     def independent(self, x: Tensor) -> bool:
-        """Whether one call can give every row random numbers of its own."""
+        """Whether one call can give every row random numbers of its own, so that copies of a row differ."""
         if self.module is None or len(x) == 0:
             return False
-        key = ("rows", tuple(x.shape[1:]))
-        if key not in self._ways:
-            self._ways[key] = "vmap" if self._rows_differ(self.module, x[:1].detach()) else "loop"
-        return self._ways[key] == "vmap"
+        shape = tuple(x.shape[1:])
+        if shape not in self._independent:
+            self._independent[shape] = False
+            row = x[:1].detach()
+            # vmap refuses what it cannot batch in many ways.
+            with torch.no_grad(), contextlib.suppress(Exception):
+                z = self._mapped(self.module, row.repeat(8, *[1] * (x.dim() - 1)), 11, "different")
+                fits = z.shape == (8, self._call(self.module, row, 11).shape[1])
+                self._independent[shape] = fits and not bool((z == z[:1]).all())
+        return self._independent[shape]
 
     def build(self, seed: int) -> nn.Module:
         """The module behind the draw `seed`: the model's own, or what its factory makes of the seed."""
@@ -160,38 +162,23 @@ class RandomizedModel(nn.Module):
         """f_s(x) [n, C]: every row is computed as if it were alone, whatever its place in the batch."""
         if len(x) < 2:
             return self._call(module, x, seed)
-        key = ("draw", tuple(x.shape[1:]))
-        if key not in self._ways:
-            self._ways[key] = self._way(module, x[:_PROBED].detach())
-        if self._ways[key] != "loop":
-            return self._batched(self._ways[key], module, x, seed)
-        return torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
+        shape = tuple(x.shape[1:])
+        if shape not in self._ways:
+            self._ways[shape] = self._way(module, x[:_PROBED].detach())
+        return self._ways[shape](module, x, seed)
 
-    def _way(self, module: nn.Module, x: Tensor) -> str:
+    def _way(self, module: nn.Module, x: Tensor) -> Callable[[nn.Module, Tensor, int], Tensor]:
         """How to compute a draw on a batch so that it agrees with a row-by-row computation."""
+        # What a factory makes is mostly deterministic, and then a plain call is right and fastest. Else a plain call
+        # could agree by luck (rare dropout), so the way that is right by construction is tried first.
+        ways = (self._call, self._mapped) if self.module is None else (self._mapped, self._call)
         with torch.no_grad():
-            wanted = {
-                seed: torch.cat([self._call(module, x[row : row + 1], seed) for row in range(len(x))])
-                for seed in range(_PROBES)
-            }
-            # What a factory makes is mostly deterministic, and then a plain call is right and fastest. Else a plain
-            # call could agree by luck (rare dropout), so the way that is right by construction is tried first.
-            for way in ("batch", "vmap") if self.module is None else ("vmap", "batch"):
-                with contextlib.suppress(Exception):  # vmap refuses what it cannot batch in many ways
-                    if all(_close(self._batched(way, module, x, seed), z) for seed, z in wanted.items()):
+            wanted = [self._row_by_row(module, x, seed) for seed in range(_PROBES)]
+            for way in ways:
+                with contextlib.suppress(Exception):
+                    if all(_close(way(module, x, seed), z) for seed, z in enumerate(wanted)):
                         return way
-        return "loop"
-
-    def _batched(self, way: str, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        return self._call(module, x, seed) if way == "batch" else self._mapped(module, x, seed, "same")
-
-    def _rows_differ(self, module: nn.Module, x: Tensor) -> bool:
-        """Whether torch can batch independent random numbers: copies of a row must not all get the same answer."""
-        copies = x.repeat(8, *[1] * (x.dim() - 1))
-        with torch.no_grad(), contextlib.suppress(Exception):
-            z = self._mapped(module, copies, 11, "different")
-            return z.shape == (8, self._call(module, x, 11).shape[1]) and not bool((z == z[:1]).all())
-        return False
+        return self._row_by_row
 
     def normalized(self, preprocessing: Any) -> RandomizedModel:
         """The same model behind (x − mean) / std, as `randens.models.adapt` takes it; weights are shared."""
@@ -206,7 +193,10 @@ class RandomizedModel(nn.Module):
         with self._drawing(seed, x.device) as options:
             return logits_of(module(in_precision(x, module), **options), len(x), type(module).__name__)
 
-    def _mapped(self, module: nn.Module, x: Tensor, seed: int, randomness: str) -> Tensor:
+    def _row_by_row(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
+        return torch.cat([self._call(module, row, seed) for row in torch.split(x, 1)])
+
+    def _mapped(self, module: nn.Module, x: Tensor, seed: int, randomness: str = "same") -> Tensor:
         with self._drawing(seed, x.device) as options:
 
             def alone(row: Tensor) -> Tensor:
@@ -223,9 +213,8 @@ class RandomizedModel(nn.Module):
             layer.training = mode
         try:
             with _seeded(seed, device):
-                yield (
-                    {"generator": torch.Generator(device).manual_seed(seed)} if self._takes_generator else {}
-                )
+                generator = torch.Generator(device).manual_seed(seed)
+                yield {"generator": generator} if self._takes_generator else {}
         finally:
             for layer, mode in changed:
                 layer.training = not mode
@@ -246,9 +235,6 @@ class FrozenDraw(nn.Module):
         self.register_buffer("seed", torch.tensor(seed))
         self._number = seed
 
-    def extra_repr(self) -> str:
-        return f"seed={self._number}"
-
     def train(self, mode: bool = True) -> FrozenDraw:
         """Sets the draw's own flag only; see `RandomizedModel.train`."""
         self.training = mode
@@ -256,8 +242,7 @@ class FrozenDraw(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C] of this draw."""
-        module = self.model.module if self.built is None else self.built
-        assert module is not None
+        module = self.model.build(self._number) if self.built is None else self.built
         return self.model.answer(module, x, self._number)
 
 
@@ -265,59 +250,48 @@ def expanded(
     model: RandomizedModel | RandomizedEnsemble, draws: int | None = None, first: int = 0
 ) -> RandomizedEnsemble:
     """A finite ensemble for `model`: a random member of α_i is K frozen draws (seeds first, first + 1 …) of α_i / K."""
-    members = list(model.members) if isinstance(model, RandomizedEnsemble) else [model]
-    weights = model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0]
+    rec = model if isinstance(model, RandomizedEnsemble) else RandomizedEnsemble([model], threat=model.threat)
     parts: list[nn.Module] = []
     probs: list[float] = []
-    for member, weight in zip(members, weights, strict=True):
-        if not isinstance(member, RandomizedModel):
-            parts.append(member)
-            probs.append(weight)
-            continue
-        count = whole("draws", member.draws if draws is None else draws)
-        parts += [member.freeze(first + draw) for draw in range(count)]
-        probs += [weight / count] * count
-    return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=model.threat)
+    for member, weight in zip(rec.members, rec.probs.tolist(), strict=True):
+        own = [member]
+        if isinstance(member, RandomizedModel):
+            count = whole("draws", member.draws if draws is None else draws)
+            own = [member.freeze(first + draw) for draw in range(count)]
+        parts += own
+        probs += [weight / len(own)] * len(own)
+    return RandomizedEnsemble(parts, np.array(probs) / sum(probs), threat=rec.threat)
 
 
 @contextlib.contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """torch's global generators start from `seed` inside and are as they were outside."""
-    # Not torch.manual_seed, which seeds the generators of all kinds of devices, at fifty times the cost.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(seed)
-    try:
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []):
+        # Not torch.manual_seed, which seeds the generators of all kinds of devices, at fifty times the cost.
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
         yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _takes_generator(module: nn.Module) -> bool:
     if isinstance(module, Adapted):
         return _takes_generator(module.module)
-    try:
+    with contextlib.suppress(TypeError, ValueError):  # of what has no signature
         return "generator" in inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):
-        return False
+    return False
 
 
-def _modes(module: nn.Module, active: Sequence[type[nn.Module]]) -> list[tuple[nn.Module, bool]]:
+def _modes(module: nn.Module, active: tuple[type[nn.Module], ...]) -> list[tuple[nn.Module, bool]]:
     """The mode in which each layer answers."""
-    kinds = tuple(active)
-    if kinds and not any(isinstance(layer, kinds) for layer in module.modules()):
-        names = ", ".join(kind.__name__ for kind in kinds)
+    modes = [(m, isinstance(m, active) if active else m.training) for m in module.modules()]
+    if active and not any(isinstance(m, active) for m, _ in modes):
+        names = ", ".join(kind.__name__ for kind in active)
         raise InputError(f"active is {names}; {type(module).__name__} has no such layer")
-    modes = [(m, isinstance(m, kinds) if kinds else m.training) for m in module.modules()]
     if any(mode and isinstance(m, _BatchNorm) and m.track_running_stats for m, mode in modes):
-        raise InputError(
-            f"{type(module).__name__} has batch normalization in training mode, whose answers depend on the rest of "
-            "the batch; call .eval() and name the random layers, e.g. active=torch.nn.Dropout"
-        )
+        mixes = f"{type(module).__name__} has batch normalization in training mode, which mixes the batch"
+        raise InputError(f"{mixes}; call .eval() and name the random layers, e.g. active=torch.nn.Dropout")
     return modes
 
 
