@@ -51,20 +51,23 @@ class ARC(Attack):
         errors = s.clean.clone() if torch.equal(point, s.x) else s.judge(everyone, point)
         met = torch.zeros_like(errors)  # members whose boundary was met at this point before
         far = torch.zeros(s.n, dtype=torch.int64, device=s.device)  # steps since a boundary was within reach
+        heaviest = s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
         for _ in range(self.steps):
             far += 1
-            center, local = point.clone(), torch.zeros_like(point)  # x + δ, δ_l
-            heaviest = s.probs.argsort(descending=True, stable=True).expand(s.n, -1)
+            center, local = point.clone(), torch.zeros_like(point)  # x + δ, and δ_l ← 0
             for member in (s.orders(restart) if self.shuffle else heaviest).T:
                 rows = s.open[(s.probs[member] > 0)[s.open] & (far[s.open] <= 2)]
                 if not len(rows):
                     continue
+                # The nearest of G boundaries of the member, linearized at x + δ + δ_l: unit normal w, distance ζ.
                 wanted = torch.zeros_like(errors[rows]).scatter(1, member[rows, None], True)
                 margins, slopes, _ = s.linearize(rows, point[rows], wanted, self.boundaries)
                 size = norms(slopes[wanted], s.threat.q).clamp_min(1e-20)
                 w, zeta = slopes[wanted] / size[:, None], margins[wanted] / size
                 back = errors[rows][wanted] & ~met[rows][wanted]
                 met[rows] |= wanted
+
+                # The candidate for δ_l, and its point Π(x + δ + δ_l).
                 moved = self.move(s, local[rows], center[rows], w, zeta, back, b)
                 candidate = s.project(rows, center[rows] + moved)
 
@@ -77,6 +80,8 @@ class ARC(Attack):
                 near = wanted & (from_candidate < _NEAR * eps)[:, None]
                 # Members that were fooled may no longer be; after a step back, any member may be.
                 verdicts = s.judge(rows, candidate, errors[rows] | near | back[:, None])
+
+                # Kept where the risk does not fall: δ_l is the candidate, and the next member starts there.
                 better = s.risk(verdicts) >= s.risk(errors[rows])
                 kept = rows[better]
                 point[kept], errors[kept], local[kept] = candidate[better], verdicts[better], moved[better]

@@ -16,7 +16,10 @@ from randens.attacks.search import Search
 def ascend(
     s: Search, loss: Loss, *, steps: int, step: float, restart: int = 0, members: Sequence[int] | None = None
 ) -> None:
-    """δ ← Π(δ + step·ε·μ_p(∇ loss)), Eq. 95, scored at every step; of `members`, until all are known as foolable."""
+    """PGD, Eq. 95: δ ← Π(δ + step·ε·μ_p(∇ loss)), scored at every step; of `members`, until all are known as foolable.
+
+    With a loss of all members it is Eq. 96, adaptive PGD, whose expectation over the members is an exact sum.
+    """
     point = s.start(restart)
     for _ in range(steps):
         rows = unsolved(s, members)
@@ -27,7 +30,7 @@ def ascend(
     finish(s, point, members)
 
 
-def ascend_adaptively(
+def auto_pgd(
     s: Search,
     loss: Loss,
     *,
@@ -55,13 +58,14 @@ def ascend_adaptively(
         higher = rows[value > best_loss[rows]]
         best_loss[higher], best[higher] = last_loss[higher], point[higher]
         if k in _checkpoints(steps):
+            # Condition 1: too few steps raised the loss; condition 2: with this step size none reached a new best.
             halved = (rises < 0.75 * (k - last_check)) | (~halved & (best_loss <= checked_loss))
             size = torch.where(halved, size / 2, size)
             point, previous = (torch.where(halved.reshape(shape), best, old) for old in (point, previous))
             checked_loss, last_check, rises = best_loss.clone(), k, torch.zeros_like(rises)
         here = point[rows]
         target = s.project(rows, s.threat.step(here, gradient, size[rows] * s.threat.eps))
-        if k:
+        if k:  # with momentum
             target = s.project(rows, here + 0.75 * (target - here) + 0.25 * (here - previous[rows]))
         previous[rows], point[rows] = here, target
     finish(s, point, members)
@@ -151,9 +155,11 @@ class AdaptiveFGSM(Attack):
 @register("adaptive-pgd-mce", loss="mce")
 @dataclass(frozen=True, kw_only=True)
 class AdaptivePGD(Attack):
-    """PGD on one loss of all members; `loss` says where the expectation over the members is taken."""
+    """PGD on one loss of all members; `loss` says where the expectation over the members is taken.
 
-    # Or "loss" (Eq. 96), "logits" (as against an average), "margin", "mce".
+    The paper's APGD-L is ``loss="loss"`` (Eq. 96), its APGD-S ``"softmax"``; ``"logits"`` is as against an average.
+    """
+
     loss: str = field(default="softmax", metadata={"choices": LOSSES})
     steps: int = 20
     step: float = 0.25
@@ -167,11 +173,11 @@ class AdaptivePGD(Attack):
 @register("apgd-margin", loss="margin")
 @dataclass(frozen=True, kw_only=True)
 class APGD(Attack):
-    """Auto-PGD on one loss of all members."""
+    """Auto-PGD (Croce and Hein) on one loss of all members; what the paper calls APGD is `AdaptivePGD`."""
 
     loss: str = field(default="softmax", metadata={"choices": LOSSES})  # as for `AdaptivePGD`
     steps: int = 40
 
     def search(self, s: Search) -> None:
         for restart in range(self.restarts):
-            ascend_adaptively(s, LOSSES[self.loss], steps=self.steps, restart=restart)
+            auto_pgd(s, LOSSES[self.loss], steps=self.steps, restart=restart)

@@ -65,6 +65,7 @@ class Search:
         self.x = to_layout(_in_precision_of(rec, x, threat))
         self.n, self.members, self.device = len(x), len(rec), self.x.device
         self.threat = _around_rounded(threat, self.x, x)
+        # In linf a projection is a clamp between two bounds, which take longer to compute than to apply.
         self._interval = self.threat.interval(self.x) if threat.norm == "linf" else None
         self.probs = rec.probs.to(self.device)
         self.cost = Cost(forwards=self.n * sum(self._passes))

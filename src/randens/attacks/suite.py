@@ -10,7 +10,7 @@ from randens.attacks.arc import ARC
 from randens.attacks.base import Attack, register
 from randens.attacks.lattice import Lattice
 from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardized
-from randens.attacks.pgd import FGSM, PGD, ascend, ascend_adaptively
+from randens.attacks.pgd import FGSM, PGD, ascend, auto_pgd
 from randens.attacks.saddle import Saddle
 from randens.attacks.search import Search
 from randens.attacks.square import Square
@@ -51,9 +51,9 @@ class _Alone(Attack):
 
     def search(self, s: Search) -> None:
         for member in s.probs.nonzero().flatten().tolist():
-            ascend_adaptively(s, _LOSSES[0], steps=self.steps, restart=1, members=[member])
+            auto_pgd(s, _LOSSES[0], steps=self.steps, restart=1, members=[member])
             for target in _runners_up(s, member, self.classes):
-                ascend_adaptively(s, expected_margin, steps=self.steps, members=[member], aim=target)
+                auto_pgd(s, expected_margin, steps=self.steps, members=[member], aim=target)
 
 
 def _runners_up(s: Search, member: int, count: int) -> list[torch.Tensor]:
