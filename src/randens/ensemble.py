@@ -61,13 +61,12 @@ class _Ensemble(nn.Module):
         listed = isinstance(members, Sequence | nn.ModuleList)
         wrong = [type(m).__name__ for m in members if not isinstance(m, nn.Module)] if listed else []
         if wrong or not listed or not members:
-            said = f"one {type(members).__name__}" if not listed else f"a list of {wrong[0]}" if wrong else "empty"
+            one = f"one {type(members).__name__}"
+            said = one if not listed else f"a list of {wrong[0]}" if wrong else "empty"
             raise InputError(f"members is {said}; give a list of classifiers, [f1, f2], as torch.nn.Module")
         for index, member in enumerate(members):
             if any(is_lazy(parameter) or parameter.is_meta for parameter in member.parameters()):
-                raise InputError(
-                    f"the weights of member {index} have no values (lazy, or on 'meta'); load them"
-                )
+                raise InputError(f"weights of member {index} have no values (lazy, or on 'meta'); load them")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
         self.members = nn.ModuleList(members)
@@ -359,8 +358,7 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
     try:
         inputs, labels = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in (x, y))
     except (TypeError, ValueError):
-        kinds = f"x is a {type(x).__name__}, y a {type(y).__name__}"
-        raise InputError(f"{kinds}; give tensors or arrays") from None
+        raise InputError(f"x is {type(x).__name__}, y {type(y).__name__}; give tensors or arrays") from None
     given = f"{inputs.dtype} {list(inputs.shape)}"
     if inputs.dim() < 2 or not inputs.is_floating_point():
         raise InputError(f"x is {given}; give floats [n, ...], e.g. x.float() / 255")

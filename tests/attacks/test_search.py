@@ -76,9 +76,8 @@ def test_the_worst_set_and_all_maximal_ones_are_kept() -> None:
     assert s.open.tolist() == [0, 1]
     s.left_out[0] = True
     assert s.open.tolist() == [1]
-    s.probs = torch.tensor(
-        [0.0, 1.0, 0.0], dtype=torch.float64
-    )  # members that are never drawn keep nothing open
+    # Members that are never drawn keep nothing open.
+    s.probs = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     assert len(s.open) == 0
 
 
@@ -111,11 +110,8 @@ def test_ties_do_not_count(lead: float, counts: bool) -> None:
 def test_gradients_are_those_of_the_expected_loss(curved: Case) -> None:
     s, rows = searching(curved), torch.tensor([2, 0])
     for members in (None, [1], [0, 2]):
-        weights = (
-            s.probs
-            if members is None
-            else torch.tensor([float(i in members) / len(members) for i in range(3)])
-        )
+        chosen = members or [0, 1, 2]
+        weights = torch.tensor([(i in chosen) / len(chosen) for i in range(3)]) if members else s.probs
         point = curved.x[rows].clone().requires_grad_()
         z = torch.stack([member(point) for member in curved.rec.members])
         expected_cross_entropy(z, curved.y[rows], weights.double()).sum().backward()  # type: ignore[no-untyped-call]
@@ -208,12 +204,9 @@ def test_orders_are_permutations_and_change(curved: Case) -> None:
 def test_witnesses_are_scored_again_by_the_original_members() -> None:
     """The first member's copy answers otherwise than itself: what it seems to fall for does not hold."""
     x, y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)
-    rec = RandomizedEnsemble(
-        [
-            linear(torch.zeros(2, 2), torch.tensor([0.0, -1.0])),
-            linear(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0.05, 0.0])),
-        ]
-    )
+    right = linear(torch.zeros(2, 2), torch.tensor([0.0, -1.0]))
+    near = linear(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), torch.tensor([0.05, 0.0]))
+    rec = RandomizedEnsemble([right, near])
     wrong = linear(torch.zeros(2, 2), torch.tensor([0.0, 1.0]))
     with attacking(rec):
         s = Search(rec, x, y, Threat("linf", 0.1, None), members=[wrong, rec.members[1]])
