@@ -153,7 +153,7 @@ def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
     bad = linear(torch.full((4, 3), torch.inf), torch.zeros(4))
     with pytest.raises(ModelError, match=r"members \[1\] return NaN or infinite logits"):
         attack("pgd", threat)(RandomizedEnsemble([mlp(0), bad]), x, y)
-    far = linear(3e38 * torch.eye(4, 3), torch.zeros(4))  # finite on the inputs alone
+    far = linear(3e38 * torch.eye(4, 3), torch.eye(4)[3])  # finite on the inputs alone
     with pytest.raises(ModelError, match="member 0 returns NaN or infinite logits"):
         attack("pgd", Threat("linf", 20.0, None))(far, torch.zeros(4, 3), torch.full((4,), 3))
     with pytest.raises(InputError, match=r"rec is str; give a RandomizedEnsemble or a torch\.nn\.Module"):
