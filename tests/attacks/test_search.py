@@ -115,9 +115,8 @@ def test_gradients_are_those_of_the_expected_loss(curved: Case) -> None:
         point = curved.x[rows].clone().requires_grad_()
         z = torch.stack([member(point) for member in curved.rec.members])
         expected_cross_entropy(z, curved.y[rows], weights.double()).sum().backward()  # type: ignore[no-untyped-call]
-        torch.testing.assert_close(
-            s.gradient(rows, curved.x[rows], expected_cross_entropy, members), point.grad
-        )
+        found = s.gradient(rows, curved.x[rows], expected_cross_entropy, members)
+        torch.testing.assert_close(found, point.grad)
 
 
 def fresh_models(
@@ -147,9 +146,8 @@ def test_cached_linear_models_are_what_a_fresh_computation_gives(seed: int, norm
         s = searching(made)
         last = made.x.clone()
         for _ in range(8):
-            rows = torch.randperm(4, generator=generator)[
-                : 1 + int(torch.randint(4, (1,), generator=generator))
-            ]
+            count = 1 + int(torch.randint(4, (1,), generator=generator))
+            rows = torch.randperm(4, generator=generator)[:count]
             kind = torch.randint(3, (len(rows), 1), generator=generator)
             new = made.x[rows] + 0.3 * torch.randn(len(rows), 3, generator=generator)
             points = torch.where(kind == 0, made.x[rows], torch.where(kind == 1, last[rows], new))
@@ -181,12 +179,8 @@ def test_every_restart_row_seed_and_attack_has_its_own_random_numbers(curved: Ca
             assert bool((starts[one] != starts[other]).flatten(1).any(dim=1).all())
     offsets = (starts[1] - s.x)[:, 2]
     assert len(set(offsets.tolist())) == 4
-    for another in (
-        searching(curved, seed=1),
-        searching(curved, source="other"),
-        searching(curved, index=[4, 5, 6, 7]),
-    ):
-        assert not bool((another.start(1) == starts[1]).all(dim=1).any())
+    for options in ({"seed": 1}, {"source": "other"}, {"index": [4, 5, 6, 7]}):
+        assert not bool((searching(curved, **options).start(1) == starts[1]).all(dim=1).any())
     # An input's numbers go with its index.
     shifted = Search(curved.rec, curved.x[2:], curved.y[2:], curved.threat, index=[2, 3])
     assert torch.equal(shifted.start(1), starts[1][2:])
