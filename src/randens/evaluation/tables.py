@@ -160,7 +160,8 @@ class Result(ABC):
 
     def _lines(self) -> list[str]:
         about = [f"{key:<7}{value}" if len(key) < 7 else f"{key} {value}" for key, value in self.head()]
-        return [*about, *self.sentences(), *(f"Note: {note}." for note in self.notes)]
+        said = self.sentences()
+        return [*about, *said, *(f"Note: {note}." for note in self.notes if f"{note}." not in said)]
 
     def to_frame(self) -> Any:
         """The table as a pandas data frame, with numbers instead of text."""
