@@ -28,8 +28,8 @@ from paper.zoo_maintenance import ZOO, add
 from randens import DeterministicEnsemble, RandomizedEnsemble, data, evaluate, load, optimize_sampling
 from randens.core.files import read_json, write_json
 from randens.core.progress import bars
-from randens.evaluation import Estimate, Evaluation, difference, estimate
-from randens.evaluation.intervals import two_way
+from randens.evaluation import Evaluation
+from randens.risk.intervals import Estimate, difference, estimate, two_way
 from randens.training import load_recipe, train
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import fingerprint

@@ -9,7 +9,7 @@ import numpy as np
 
 from paper.reproduce.measure import Measured
 from paper.reproduce.tables import DATA, METHODS, Found, Names, Wanted, paper, sampled_name
-from randens.evaluation import Estimate, difference, two_way
+from randens.risk.intervals import Estimate, difference, two_way
 
 CLOSE = 0.005
 """The paper: BARRE is within about 0.5 % of the deterministic ensemble, at a half to a quarter of its compute."""

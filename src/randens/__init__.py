@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         zoo,
     )
     from randens.audits.audit import audit
-    from randens.certificates.certification import certify
+    from randens.certificates.certification import ceiling, certify
     from randens.core.errors import InputError, RandensError, RandensWarning
     from randens.core.runs import Run
     from randens.deploy import export
     from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, load
     from randens.evaluation.advice import advise
-    from randens.evaluation.conflict import ceiling, conflict
+    from randens.evaluation.conflict import conflict
     from randens.evaluation.curve import curve
     from randens.evaluation.evaluate import evaluate
     from randens.evaluation.sampling import optimize_sampling
@@ -54,7 +54,7 @@ _HOMES = {
     "WitnessStore": "randens.witness",
     "advise": "randens.evaluation",
     "audit": "randens.audits",
-    "ceiling": "randens.evaluation",
+    "ceiling": "randens.certificates",
     "certify": "randens.certificates",
     "conflict": "randens.evaluation",
     "curve": "randens.evaluation",

@@ -36,7 +36,7 @@ def members_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits without their attacks, for tests of the checks that need none."""
     module = sys.modules["randens.audits.audit"]
     monkeypatch.setattr(module, "attack_checks", lambda *_: [])
-    monkeypatch.setattr(module, "attack_all", lambda *_: None)
+    monkeypatch.setattr(module.Witnesses, "attack_all", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

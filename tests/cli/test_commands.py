@@ -33,7 +33,7 @@ def test_evaluate_writes_what_it_prints(shell: Shell, run_folder: Path) -> None:
     code, out, err = shell("evaluate", run_folder, *FAST)
     assert code == 0
     # The second call reads what the first one found.
-    assert "0 backward passes in this call" in out
+    assert "0 backward member passes in this call" in out
     assert f"{100 * float(saved.robust):.1f}" in out
     assert err == ""
     for suffix, start in (("md", "|  | natural"), ("tex", "member 0 &")):

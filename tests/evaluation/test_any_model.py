@@ -107,11 +107,7 @@ def test_preprocessing_stays_inside_so_that_radii_are_in_pixels() -> None:
     assert each.about.preprocessing == "member 0: (x − [0.3]) / [0.5]; member 1: unchanged"
     with pytest.raises(InputError, match="preprocessing is a list of 3"):
         evaluate([inner, outer], (X, y), "pgd", preprocessing=[None] * 3)
-    wrong: tuple[tuple[Any, str], ...] = (
-        ("auto", "a network that carries"),
-        (3, "give"),
-        ((0.3, 0.0), "positive"),
-    )
+    wrong: tuple[tuple[Any, str], ...] = (("auto", "carries timm"), (3, "give"), ((0.3, 0.0), "positive"))
     for bad, said in wrong:
         with pytest.raises(InputError, match=f"preprocessing is .*{said}"):
             evaluate(inner, (X, y), "pgd", eps=0.01, preprocessing=bad)
@@ -232,7 +228,7 @@ def test_random_models_take_preprocessing() -> None:
     assert 0 <= float(found.robust) <= float(found.natural) <= 1
     assert found.about.preprocessing == "(x − [0.0]) / [1.0]"
     assert as_rec(RandomizedEnsemble([wants, net]), preprocessing=(0.5, 0.25)).stochastic
-    with pytest.raises(InputError, match="preprocessing is 'auto'; give"):
+    with pytest.raises(InputError, match="preprocessing is 'auto'"):
         evaluate(wants, (X, Y), "eot", eps=EPS, preprocessing="auto")
 
 
@@ -377,9 +373,7 @@ def test_missing_gradients_are_a_warning_a_note_and_a_headline(name: str) -> Non
     with pytest.warns(RandensWarning, match="Gradients are missing"):
         result = FUNCTIONS[name](Masked().eval(), (X[:8], Y[:8]), "pgd", eps=EPS)
     assert [note for note in result.notes if "upper bounds" in note]
-    if isinstance(result, Evaluation):
-        assert result.sentences()[0].startswith("Gradients are missing (member 0")
-        assert Evaluation.from_json(result.to_json()).without_gradients
+    assert repr(result).splitlines()[-len(result.sentences()) - 1].startswith("Note: Gradients are missing")
 
 
 def test_a_radius_of_zero_is_the_natural_accuracy() -> None:

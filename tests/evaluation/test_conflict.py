@@ -94,7 +94,7 @@ def test_a_member_without_any_gradient_has_no_reach() -> None:
     assert math.isnan(found.reach)
     assert math.isnan(found.pairs[0, 1])
     assert found.pairs[1, 1] == pytest.approx(1.0)
-    assert "unknown" in found.sentence
+    assert "unknown" in found.sentences()[0]
     again = Conflict.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False)))
     assert math.isnan(again.reach)
     assert again.unusable.tolist() == [1.0, 0.0]

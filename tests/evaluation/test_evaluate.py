@@ -22,6 +22,7 @@ from randens.core.runs import Run
 from randens.data import as_data
 from randens.evaluation import Evaluation
 from randens.evaluation.evaluate import Witnesses
+from randens.evaluation.inputs import Case
 
 # Wrong above 0.6 (right-hand member) and below 0.4 (left-hand member); labels are all 0, ε = 0.2.
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))
@@ -263,13 +264,14 @@ def test_a_new_member_is_run_on_the_stored_points_first(tmp_path: Path) -> None:
     rec, x, y = random_linear(3, 6)
     two = RandomizedEnsemble(list(rec.members)[:2])
     before = evaluate(two, (x, y), attacks.create("saddle", THREAT), folder=tmp_path)
-    known = Witnesses(rec, as_data((x, y)), THREAT, store=WitnessStore(tmp_path))
+    case = Case(rec, as_data((x, y)), (exact(),), store=WitnessStore(tmp_path))
+    known = Witnesses(case)
     assert known.pool.take(np.arange(len(x)), [0, 1]).risk([0.5, 0.5]) >= before.pool.risk([0.5, 0.5]) - 1e-12
     assert known.now.backwards == 0
     assert known.pool.x_adv is not None
     again = rec.errors(torch.from_numpy(known.pool.x_adv), y[torch.from_numpy(known.pool.points)]).numpy()
     assert np.array_equal(known.pool.fooled, again)
-    once_more = Witnesses(rec, as_data((x, y)), THREAT, store=WitnessStore(tmp_path))
+    once_more = Witnesses(case)
     assert once_more.now.forwards == 3 * len(x)
 
 

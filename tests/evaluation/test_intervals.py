@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from randens.core.errors import InputError
-from randens.evaluation import Evaluation, bounded_mean, difference, estimate, two_way
+from randens.evaluation import Evaluation
 from randens.evaluation.advice import Option, _choices
-from randens.evaluation.intervals import joint
 from randens.evaluation.tables import Accuracy
 from randens.report.runs import gain
+from randens.risk.intervals import bounded_mean, difference, estimate, joint, two_way
 
 
 def test_wilson_interval_of_a_textbook_case() -> None:

@@ -20,9 +20,9 @@ import randens
 from randens import RandomizedEnsemble, RandomizedModel, Threat, attacks, audit
 from randens.attacks import Attack
 from randens.core.errors import InputError
-from randens.evaluation import RandomEvaluation, bounded_mean, random_models
-from randens.evaluation.intervals import Scores
+from randens.evaluation import RandomEvaluation, random_models
 from randens.evaluation.random_models import score
+from randens.risk.intervals import Scores, bounded_mean
 
 THREAT = Threat("linf", 0.1, bounds=None)
 EPS = 0.1
@@ -90,12 +90,20 @@ def test_intervals_cover_the_closed_form_in_at_least_93_of_100_repetitions(
 
     over_draws = over_inputs = 0
     for repetition in range(100):
-        fixed = score(made(model), optimal(model, x, y), y, 10, seed=1_000_000 * (repetition + 1))
+        fixed = score(
+            RandomizedEnsemble([made(model)]), optimal(model, x, y), y, 10, seed=1_000_000 * (repetition + 1)
+        )
         assert (fixed.shared > 1) == shared
         found = fixed.over_draws(0.95)
         over_draws += found.low <= truth <= found.high
         other, (xs, ys) = noisy_linear(40, seed=repetition)
-        sampled = score(made(other), optimal(other, xs, ys), ys, 10, seed=1_000_000 * (repetition + 1))
+        sampled = score(
+            RandomizedEnsemble([made(other)]),
+            optimal(other, xs, ys),
+            ys,
+            10,
+            seed=1_000_000 * (repetition + 1),
+        )
         found = sampled.over_inputs(0.95)
         over_inputs += found.low <= population <= found.high
         assert shared or found.high - found.low < 0.6
@@ -137,7 +145,7 @@ def test_the_noisy_linear_model_has_its_closed_form_accuracy() -> None:
     # A single draw gives another number.
     assert found.single_draw < truth - 0.2
     assert found.scoring_draws >= 16
-    assert found.shared == 1
+    assert found.scores.shared == 1
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
@@ -173,19 +181,20 @@ def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted(
 def test_attempts_are_unbiased(draws_made: int, right: int, attempts: int) -> None:
     right, attempts = min(right, draws_made), min(attempts, draws_made)
     values = np.array([[1.0] * right + [0.0] * (draws_made - right)])
-    found = Scores(values, values.astype(int), np.zeros(1, dtype=np.int64)).after(attempts, 0.95)
+    found = Scores(values, values.astype(int), np.zeros(1, int), np.zeros(1, dtype=np.int64)).after(
+        attempts, 0.95
+    )
     assert found == pytest.approx(math.comb(right, attempts) / math.comb(draws_made, attempts))
 
 
 def test_votes_take_the_majority_and_every_draw_once() -> None:
-    predicted = np.array([[0, 0, 1, 1, 1, 0], [2, 2, 2, 1, 0, 1]])
-    scores = Scores((predicted == np.array([[0], [1]])).astype(float), predicted, np.arange(2))
-    y = np.array([0, 1])
-    assert scores.votes(3, y, 0.95) == pytest.approx((1 / 2 + 1 / 2) / 2)
-    assert scores.votes(1, y, 0.95) == pytest.approx(scores.values.mean())
-    assert scores.votes(2, y, 0.95) == pytest.approx(((1 + 0 + 0.5) / 3 + (0 + 0.5 + 0.5) / 3) / 2)
+    predicted, y = np.array([[0, 0, 1, 1, 1, 0], [2, 2, 2, 1, 0, 1]]), np.array([0, 1])
+    scores = Scores((predicted == y[:, None]).astype(float), predicted, y, np.arange(2))
+    assert scores.votes(3, 0.95) == pytest.approx((1 / 2 + 1 / 2) / 2)
+    assert scores.votes(1, 0.95) == pytest.approx(scores.values.mean())
+    assert scores.votes(2, 0.95) == pytest.approx(((1 + 0 + 0.5) / 3 + (0 + 0.5 + 0.5) / 3) / 2)
     with pytest.raises(InputError, match="votes is 7"):
-        scores.votes(7, y, 0.95)
+        scores.votes(7, 0.95)
 
 
 def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
@@ -220,7 +229,7 @@ def test_randomized_defenses_on_the_digits(case: str, tmp_path: Path) -> None:
     assert found.x_adv is not None
     assert float((found.x_adv - images.x).abs().max()) <= 0.1 + 1e-6
     # Scoring the perturbed inputs again with other draws gives the same result.
-    again = score(model, found.x_adv, images.y, 60, seed=77).over_draws(0.999)
+    again = score(RandomizedEnsemble([model]), found.x_adv, images.y, 60, seed=77).over_draws(0.999)
     assert again.low <= found.robust_over_draws.high
     assert again.high >= found.robust_over_draws.low
     # No single attack is better than the choice between all of them, except by chance.

@@ -16,9 +16,9 @@ from tests.report.made_runs import chosen_evaluation, chosen_run, trained_ensemb
 
 from randens.core.errors import FileError, InputError
 from randens.core.files import read_json, write_json
-from randens.evaluation import difference
 from randens.report import write_explorer, write_report
 from randens.report.runs import compare, load_run, load_runs, verdicts
+from randens.risk.intervals import difference
 
 
 class Reader(HTMLParser):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from randens.risk import ceiling_from_conflicts, close_pairs
+from randens.risk.ceiling import ceiling_from_conflicts, close_pairs
 
 
 def planted(seed: int, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -17,12 +17,12 @@ from randens.attacks.result import AttackResult, join
 from randens.attacks.run import run_batches
 from randens.attacks.search import Search
 from randens.core.devices import is_dense
-from randens.core.errors import InputError, unknown, whole
+from randens.core.errors import InputError, number, unknown, whole
 from randens.core.progress import Progress
 from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble
 from randens.random_model import RandomizedModel, expanded
-from randens.threat import FiniteThreat, Threat
+from randens.threat import FiniteThreat, Threat, norm_name
 from randens.witness import WitnessPool
 
 # Name: class and the options that it stands for.
@@ -86,6 +86,15 @@ class Attack:
             if cls is type(self) and all(getattr(self, key) == value for key, value in options.items())
         ]
         return max(found)[1] if found else type(self).__name__.lower()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The name and the options that are plain values."""
+        simple = {k: v for k, v in vars(self).items() if v is None or isinstance(v, (str, int, float, bool))}
+        return {"name": self.name, **simple}
+
+    def on_draws(self) -> tuple[list[Attack], list[tuple[Attack, int]]]:
+        """For a random model: attacks on more and more of its draws, and those made once, on at most so many."""
+        return [self], []
 
     def search(self, s: Search) -> None:
         """Propose points for the batch that `s` owns."""
@@ -229,3 +238,45 @@ def create(name: str, threat: Threat | None = None, **options: Any) -> Attack:
         if option not in valid:
             unknown(f"option of attack {name!r}", option, valid)
     return cls(threat, **(defaults | options))
+
+
+AttackLike = Attack | str | Sequence[Attack | str] | None
+
+
+def as_attacks(
+    attack: AttackLike,
+    *,
+    eps: float | str | None = None,
+    norm: str | float | None = None,
+    threat: Threat | None = None,
+    known: Threat | None = None,
+    seed: int = 0,
+) -> tuple[Attack, ...]:
+    """Attacks from attacks, names, presets or nothing, against one threat; `known`, the ensemble's, is the default."""
+    several = isinstance(attack, Sequence) and not isinstance(attack, str)
+    default = "finite" if isinstance(threat, FiniteThreat) else "standard"
+    given: list[Any] = [default] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]
+    if not given or not all(isinstance(item, (Attack, str)) for item in given):
+        raise InputError(
+            f"attack is {attack!r}; give names, attacks of randens.attacks.create, or of a function f(model, x, y) "
+            "randens.interop.from_function(f, threat)"
+        )
+    own = {item.threat for item in given if isinstance(item, Attack)}
+    if len(own) > 1:
+        raise InputError(f"the attacks have different threats {sorted(map(str, own))}; they must share one")
+    radius = None if eps is None else number("eps", eps)
+    name = None if norm is None else norm_name(norm)
+    whose, chosen = ("attack", own.pop()) if own else ("threat", threat)
+    if chosen is not None:
+        has = {"threat": chosen, "eps": getattr(chosen, "eps", None), "norm": chosen.norm}
+        for key, said in {"threat": threat, "eps": radius, "norm": name}.items():
+            if said is not None and said != has[key]:
+                raise InputError(f"{key} is {said!r}, but the {whose} has {has[key]!r}; say it once")
+    else:
+        if radius is None and name not in (None, "linf" if known is None else known.norm):
+            raise InputError(f"norm is {norm!r}; give its radius too, e.g. eps=0.5")
+        like = known if known is not None and name in (None, known.norm) else Threat(name or "linf", 8 / 255)
+        size = like.eps if radius is None else radius
+        # No threat is made with the radius 0, at which nothing is perturbed.
+        chosen = Threat(like.norm, size or 1e-9, like.bounds).with_radius(size)
+    return tuple(item if isinstance(item, Attack) else create(item, chosen, seed=seed) for item in given)

@@ -12,8 +12,9 @@ from randens.attacks.base import Attack, register
 from randens.attacks.losses import Loss, expected_margin, mixture_cross_entropy, standardized
 from randens.attacks.result import Cost
 from randens.attacks.search import Search
-from randens.ensemble import RandomizedEnsemble, to_layout
+from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.random_model import FrozenDraw, RandomizedModel
+from randens.threat import Threat
 
 _FIRST = 1_000_003  # the first seed; `RandomizedModel.ensemble` uses small seeds, so the two do not overlap
 
@@ -111,6 +112,14 @@ class EOT(Attack):
 
         return self._ascend(start, x, gradient)
 
+    def ends_from(self, rec: nn.Module, x: Tensor, y: Tensor) -> tuple[list[Tensor], Cost]:
+        """`ends` of ascents from all inputs, batch by batch, and the passes."""
+        with frozen(rec), torch.enable_grad():
+            batches = zip(torch.split(x, self.batch_size), torch.split(y, self.batch_size), strict=True)
+            parts = [self.ends(rec, inputs, labels, inputs, self.seed) for inputs, labels in batches]
+        passes = len(x) * 2 * self.steps * self.passes(rec)
+        return [torch.cat(points) for points in zip(*parts, strict=True)], Cost(passes, passes)
+
     def _ascend(
         self, start: Tensor, x: Tensor, gradient: Callable[[Tensor, Loss, int], Tensor]
     ) -> list[Tensor]:
@@ -128,3 +137,29 @@ class EOT(Attack):
                     late += point / (self.steps - self.steps // 2)
             found += [point, self.threat.project(late, x)]
         return found
+
+
+def single_draw_ascent(
+    rec: nn.Module, threat: Threat, x: Tensor, y: Tensor, seed: int, steps: int = 40
+) -> tuple[Tensor, Tensor, Cost]:
+    """One draw per step, fooled as soon as one answer is wrong, as evaluations for deterministic models do it.
+
+    Returns the points [n, ...], which inputs were fooled [n], and the passes.
+    """
+    drawn, cost = sources(rec), Cost()
+    point, kept = x.clone(), x.clone()
+    fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    generator = torch.Generator().manual_seed(seed)
+    with frozen(rec), torch.enable_grad():
+        for k in range(steps):
+            rows = (~fooled).nonzero().flatten()
+            if not len(rows):
+                break
+            found = draw_gradients(drawn, point[rows], y[rows], expected_margin, 1, seed + 13 * k)
+            cost += Cost(len(rows) * len(found.weights), len(rows) * len(found.weights))
+            pick = int(torch.multinomial(found.weights.cpu(), 1, generator=generator))
+            kept[rows] = point[rows]
+            fooled[rows[found.z[pick].argmax(dim=1) != y[rows]]] = True
+            step = 2 * threat.eps * (1 - k / steps) * threat.steepest(found.mean)
+            point[rows] = threat.project(point[rows] + step, x[rows])
+    return kept, fooled, cost

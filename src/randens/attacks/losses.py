@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from randens.ensemble import RandomizedEnsemble, frozen, to_layout
+
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -20,6 +22,15 @@ def margins(z: Tensor, y: Tensor) -> Tensor:
     """z_y − max_{c≠y} z_c, [..., n]: negative where the member is fooled."""
     others = z.scatter(-1, y.expand(z.shape[:-1]).unsqueeze(-1), -torch.inf)
     return of_label(z, y) - others.amax(dim=-1)
+
+
+def margin_gradient(rec: RandomizedEnsemble, member: int, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient [n, ...] of one member's margins; zeros where there is none."""
+    with frozen(rec), torch.enable_grad():
+        inputs = to_layout(x).detach().requires_grad_(True)
+        value = margins(rec.answer(member, rec.members[member], inputs).unsqueeze(0), y).sum()
+        found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
+    return torch.zeros_like(inputs) if found is None else found.detach()
 
 
 def cross_entropies(z: Tensor, y: Tensor) -> Tensor:

@@ -25,6 +25,9 @@ class Cost:
     def __sub__(self, other: Cost) -> Cost:
         return Cost(self.forwards - other.forwards, self.backwards - other.backwards)
 
+    def __str__(self) -> str:
+        return f"{self.forwards:,} forward and {self.backwards:,} backward member passes"
+
     @property
     def passes(self) -> int:
         """Forward and backward passes together."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from randens.attacks.arc import ARC
-from randens.attacks.base import Attack, register
+from randens.attacks.base import Attack, create, register
 from randens.attacks.lattice import Lattice
 from randens.attacks.losses import expected_margin, expected_mce, mixture_cross_entropy, standardized
 from randens.attacks.pgd import FGSM, PGD, ascend, auto_pgd
@@ -19,6 +20,7 @@ from randens.threat import Threat
 PRESETS = ("fast", "standard", "thorough")
 # The logits' scale has no effect on these.
 _LOSSES = (standardized(mixture_cross_entropy), expected_margin, standardized(expected_mce))
+_SADDLE_DRAWS = 8  # of a random model: the cost of saddle grows with their square
 _RESISTED = 4  # failed searches for one member alone before `standard` spares an input the joint attacks
 
 
@@ -117,6 +119,12 @@ class Suite(Attack):
                 s.left_out = _all_resisted(s)  # where no member can be fooled alone, none can be with others
             attack.search(s)
         s.left_out = torch.zeros_like(s.blind)
+
+    def on_draws(self) -> tuple[list[Attack], list[tuple[Attack, int]]]:
+        own: dict[str, Any] = {"threat": self.threat, "seed": self.seed}
+        margin = create("adaptive-pgd-margin", **own)
+        saddle = Saddle(orders=1, restarts=1, **own)
+        return [create("eot", **own), margin], [(saddle, _SADDLE_DRAWS), (margin, 1)]
 
 
 def _all_resisted(s: Search) -> torch.Tensor:

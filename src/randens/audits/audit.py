@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from randens.attacks.base import AttackLike
 from randens.audits.checks import Check, Probes, attack_checks, batches, gradients, random_checks, splits
 from randens.core.errors import InputError
-from randens.evaluation.evaluate import Witnesses, attack_all
-from randens.evaluation.inputs import AttackLike, Case, Settings, prepare
+from randens.evaluation.evaluate import Witnesses
+from randens.evaluation.inputs import Case, Settings, prepare
 from randens.evaluation.result import Evaluation
 from randens.evaluation.tables import Result, Table, new_axes
 from randens.threat import FiniteThreat
@@ -153,7 +154,7 @@ def audit(
             return Audit(about=case.about, checks=tuple(found), cost=cost, now=cost, notes=case.notes)
         evaluated = {} if evaluation is None else evaluation.chosen_on
         seed = case.attacks[0].seed
-        known = Witnesses(case.rec, case.data, case.threat, store=case.store, progress=case.progress)
+        known = Witnesses(case)
         reported = _reported(case, known, evaluation)
         found = [
             splits({**case.chosen_on, **evaluated, **(chosen_on or {})}),
@@ -176,5 +177,5 @@ def _reported(case: Case, known: Witnesses, evaluation: Evaluation | None) -> ND
             )
         if (other.data, other.split, dict(other.threat)) == (about.data, about.split, dict(about.threat)):
             return evaluation.risk
-    attack_all(known, case, [probs])
+    known.attack_all([probs])
     return known.pool.best(probs)[0]

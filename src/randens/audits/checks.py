@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from randens import attacks
 from randens.attacks import Cost
 from randens.attacks.eot import draw_gradients, sources
-from randens.attacks.losses import margins
+from randens.attacks.losses import margin_gradient, margins
 from randens.core.errors import RandensError
 from randens.core.progress import within
 from randens.ensemble import RandomizedEnsemble, evaluating, frozen, to_layout
 from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import Case
-from randens.evaluation.intervals import difference, estimate
-from randens.evaluation.random_models import members_of, randomness
+from randens.evaluation.random_models import randomness
 from randens.random_model import RandomizedModel, expanded
+from randens.risk.intervals import difference, estimate
 from randens.risk.sets import from_words, to_words
 
 Risks = NDArray[np.float64]
@@ -106,7 +106,8 @@ def batches(known: Witnesses) -> Check:
 def gradients(known: Witnesses, seed: int) -> Check:
     """Margins must have gradients around the inputs."""
     points = known.threat.random(known.x, torch.Generator().manual_seed(seed)).to(known.rec.device)
-    unusable = [_unusable(member, points, known.y.to(points.device)) for member in known.rec.members]
+    labels = known.y.to(points.device)
+    unusable = [_unusable(known.rec, index, points, labels) for index in range(len(known.rec))]
     blind = any(zero > _UNUSABLE or nan > 0 for zero, nan in unusable)
     shares = ", ".join(f"member {i} {zero + nan:.1%}" for i, (zero, nan) in enumerate(unusable))
     return made(
@@ -119,18 +120,12 @@ def gradients(known: Witnesses, seed: int) -> Check:
     )
 
 
-def _unusable(member: nn.Module, points: Tensor, y: Tensor) -> tuple[float, float]:
+def _unusable(rec: RandomizedEnsemble, member: int, points: Tensor, y: Tensor) -> tuple[float, float]:
     """The shares of inputs where the gradient of a member's margin is zero, and where it is NaN."""
-    inputs = to_layout(points).detach().requires_grad_(True)
-    slope = torch.zeros_like(inputs)
     try:
-        with frozen(member), torch.enable_grad():
-            value = margins(member(inputs.clone()).unsqueeze(0), y).sum()
-            if value.requires_grad:
-                slope = torch.autograd.grad(value, inputs)[0]
-    except RandensError:
-        pass  # a file without gradients says so: they are zero
-    flat = slope.flatten(1)
+        flat = margin_gradient(rec, member, points, y).flatten(1)
+    except RandensError:  # a file without gradients says so: they are zero
+        flat = torch.zeros(len(y), 1)
     zero, nan = (flat == 0).all(dim=1), ~torch.isfinite(flat).all(dim=1)
     return float(zero.double().mean()), float(nan.double().mean())
 
@@ -164,7 +159,7 @@ class Probes:
         target = known.rec if who == _ENSEMBLE else RandomizedEnsemble([known.rec.members[who]])
         threat = known.threat if scale == 1 else known.threat.scaled(scale)
         attack = attacks.create(name, threat, seed=self.seed, **options)
-        progress = within(known.progress, f"audit, {named(who)}, {scale:g} ε")
+        progress = within(known.case.progress, f"audit, {named(who)}, {scale:g} ε")
         found = attack.run(target, (known.x, known.y), progress=progress)
         known.now, known.cost = known.now + found.cost, known.cost + found.cost
         if scale <= 1:  # beyond the threat's radius only the attacked member is asked
@@ -391,7 +386,7 @@ def _saturated(case: Case) -> tuple[Check, Cost]:
     """Attacking the model's K frozen draws must find no more than attacking half of them, on draws that neither saw."""
     attack = attacks.create("adaptive-pgd-margin", case.threat, steps=20, seed=case.attacks[0].seed)
     judges, x, y = expanded(case.rec, _JUDGES, _FIRST), case.data.x, case.data.y
-    most = max(m.draws for m in members_of(case.rec) if isinstance(m, RandomizedModel))
+    most = max(m.draws for m in case.rec.members if isinstance(m, RandomizedModel))
     risks, cost, few = [], Cost(), max(1, most // 2)
     for draws in (few, most):
         found = attack(expanded(case.rec, draws, 1000 * attack.seed), x, y)

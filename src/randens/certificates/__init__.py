@@ -1,5 +1,5 @@
-"""Sound bounds on the risk, by interval bounds and CROWN, for members one by one and together."""
+"""Sound bounds on the risk: of members by interval bounds and CROWN, and of any classifier by the data."""
 
-from randens.certificates.certification import Certification, certify
+from randens.certificates.certification import Certification, ceiling, certify
 
-__all__ = ["Certification", "certify"]
+__all__ = ["Certification", "ceiling", "certify"]

@@ -27,13 +27,15 @@ from randens.attacks import exact
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
 from randens.core.errors import InputError, ModelError
+from randens.data import as_data
 from randens.ensemble import evaluating
 from randens.evaluation.evaluate import Witnesses
-from randens.evaluation.inputs import Case, prepare
-from randens.evaluation.intervals import Estimate
+from randens.evaluation.inputs import prepare
 from randens.evaluation.tables import Result, Table, bars, percent
 from randens.region import Region
 from randens.risk import RiskProfile, Sampling, optimal_sampling
+from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
+from randens.risk.intervals import Estimate
 from randens.threat import FiniteThreat, Threat
 from randens.witness import WitnessPool
 
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from randens.evaluation.inputs import Part
-
-__all__ = ["Certification", "certify"]
 
 _CHUNK = 32
 _REFINED = 4096  # ReLU layers up to this size get bounds backward from each unit; larger ones keep intervals
@@ -102,17 +102,14 @@ class Certification(Result):
         return found if len(found) == 1 else [*found, ("sampled", 1 - self.upper(), 1 - self.lower())]
 
     def table(self) -> Table:
-        """The certified accuracy below, the witnesses' accuracy above."""
         lines = [(name, percent(low), percent(high)) for name, low, high in self.rows()]
         records = [{"classifier": n, "certified": low, "attacked": high} for n, low, high in self.rows()]
         return Table(("", "certified", "under known attacks"), lines, records)
 
     def figure(self) -> Any:
-        """Draw certified accuracies."""
         return bars([(n, Estimate(low, low, high)) for n, low, high in self.rows()], "robust accuracy")
 
     def sentences(self) -> list[str]:
-        """What the bounds say; that they say nothing, if so."""
         if self.upper() >= 1 - 1e-12:
             return ["Nothing is certified at this radius: the bounds are too loose for these networks."]
         least, alone = percent(1 - self.upper()), percent(1 - self.separate())
@@ -165,15 +162,12 @@ def certify(
         raise InputError("threat is a finite set, for which evaluate is exact; certificates are for balls")
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
         case.need_members("certificates are")
-        known = Witnesses(
-            case.rec, case.data, case.threat, store=case.store, pool=pool, progress=case.progress
-        )
-        return _certified(case, known)
+        return _certified(Witnesses(case, pool))
 
 
-def _certified(case: Case, known: Witnesses) -> Certification:
+def _certified(known: Witnesses) -> Certification:
     """Bounds of all members on chunk after chunk, and for every input the sets that they do not exclude."""
-    rec, (n, members) = known.rec, known.clean.shape
+    case, rec, (n, members) = known.case, known.rec, known.clean.shape
     known.threat.check(known.x)
     networks = nn.ModuleList(exact.double(member) for member in rec.members).requires_grad_(False)
     for index, (network, member) in enumerate(zip(networks, rec.members, strict=True)):
@@ -202,7 +196,7 @@ def _certified(case: Case, known: Witnesses) -> Certification:
             refuted += left.refuted
             points += [first + j] * len(left.sets)
             sets.append(left.sets)
-        known.progress("certifying", first + len(x), n)
+        case.progress("certifying", first + len(x), n)
     return Certification(
         about=dataclasses.replace(case.about, attacks=()),
         certified=certified,
@@ -216,10 +210,7 @@ def _certified(case: Case, known: Witnesses) -> Certification:
 
 
 def _check(network: nn.Module, member: nn.Module, x: Tensor, index: int) -> None:
-    """Check that bounds around a single point equal its logits, which shows operations without a rule.
-
-    Interval bounds that spread from float64 rounding alone are of no use at any radius.
-    """
+    """Check that bounds around a point equal its logits: operations have rules, and rounding alone does not spread."""
     wide = x.double()
     with torch.no_grad():
         try:
@@ -317,3 +308,32 @@ def _refined(
         else:
             above[rows, units] = torch.minimum(above[rows, units], -least)
     return below.reshape(shape), above.reshape(shape)
+
+
+def ceiling(data: Any, threat: Threat) -> Ceiling:
+    """The largest robust accuracy of any classifier on these data, deterministic and random.
+
+    Parameters
+    ----------
+    data : (x, y), Data, loader or name
+        Inputs and labels, as for `evaluate`.
+    threat : Threat
+        In linf both numbers are exact; in l2 and l1 that of random classifiers is an upper bound.
+
+    Returns
+    -------
+    Ceiling
+        `.deterministic`, `.randomized`, `.gain`, the number of `.inputs` in conflict, and a `.message`.
+
+    Examples
+    --------
+    >>> import torch, randens
+    >>> x = torch.tensor([[0.1], [0.5], [0.9]])
+    >>> randens.ceiling((x, torch.tensor([0, 1, 2])), randens.Threat("linf", 0.1)).inputs
+    0
+    """
+    if not isinstance(threat, Threat) or threat.norm not in ("linf", "l2", "l1"):
+        raise InputError(f"threat is {threat!r}; give a Threat in linf, l2 or l1, e.g. Threat('linf', 8/255)")
+    x, y = as_data(data)[:]
+    pairs = close_pairs(x.flatten(1).numpy(), y.numpy(), threat.norm, 2 * threat.eps)
+    return ceiling_from_conflicts(len(y), pairs, common_points=threat.norm == "linf")

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from randens.core.errors import InputError
 
-__all__ = ["Interval", "Refine", "propagate"]
-
 Refine = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Called at the k-th ReLU with the bounds of its input, float64 [n, ...]; returns bounds that are no wider."""
 

@@ -21,8 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Lower", "crown"]
-
 Bounds = Sequence[tuple[Tensor, Tensor]]
 
 _ROWS = 1 << 21  # numbers per layer and pass: keeps the working set in the cache

@@ -117,7 +117,7 @@ class Case:
             written.append(self.run.write(result.kind, document))
         lines = [self.name, repr(result), *(f"Written to {path}." for path in written)]
         if now := getattr(result, "now", None):
-            lines.insert(2, f"{now.forwards:,} forward and {now.backwards:,} backward passes in this call.")
+            lines.insert(2, f"{now} in this call.")
         show(document, as_json, lines)
 
 
@@ -135,7 +135,8 @@ def open_case(
     """Load the model, its data and the attacks; a run folder knows its data and its threat."""
     specs = [_attack(text) for text in attack or default]
     from randens import attacks
-    from randens.evaluation.inputs import as_attacks, as_rec
+    from randens.attacks.base import as_attacks
+    from randens.evaluation.inputs import as_rec
     from randens.witness import WitnessStore
 
     made, data, run = open_model(model, data)

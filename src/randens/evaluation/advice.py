@@ -10,22 +10,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from randens import models
+from randens.attacks.base import AttackLike
 from randens.core.errors import InputError
 from randens.core.progress import within
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.conflict import Conflict, known_conflict
-from randens.evaluation.evaluate import Witnesses, attack_all
-from randens.evaluation.inputs import AttackLike, Case, Settings, chosen_split, prepare
-from randens.evaluation.intervals import Estimate, difference, estimate, joint
-from randens.evaluation.tables import Accuracy, Result, Row, Table, count, new_axes, table_of
+from randens.evaluation.evaluate import Witnesses
+from randens.evaluation.inputs import Case, Settings, chosen_split, prepare
+from randens.evaluation.tables import Accuracy, Result, Row, Table, bars, count, table_of
+from randens.risk.intervals import Estimate, difference, estimate, joint
 from randens.risk.sets import as_attempts
 
 if TYPE_CHECKING:
@@ -85,38 +85,21 @@ class Advice(Result):
         return table_of(self.options, self.confidence)
 
     def figure(self) -> Any:
-        figure, axes = new_axes("FLOPs of one inference", "robust accuracy")
-        for option in self.options:
-            robust = option.accuracy.robust
-            error = [[robust - robust.low], [robust.high - robust]]
-            axes.errorbar([option.flops], [float(robust)], yerr=error, fmt="o", capsize=3, label=option.name)
-        axes.legend(frameon=False)
-        return figure
+        return bars([(option.name, option.accuracy.robust) for option in self.options], "robust accuracy")
 
     def sentences(self) -> list[str]:
         said = [f"At {choice.compute}× compute: {choice.option}. {choice.reason}" for choice in self.choices]
-        if not self.choices:
-            said.append("Nothing is recommended on test data: decide on the validation split.")
-        sampled = np.flatnonzero(self.about.probs).tolist()
-        if len(self.about.probs) > 1 and len(sampled) == 1:
-            said.append(f"α selects member {sampled[0]}: nothing is sampled.")
-        elif len(self.about.probs) > 1:
+        said = said or ["Nothing is recommended on test data: decide on the validation split."]
+        if np.count_nonzero(self.about.probs) > 1:
             none = "" if self.gain > 0 else ": sampling gains nothing over its members"
             points = f"{100 * self.gain:.1f} points over the mean of its members ({_interval(self.gain)})"
-            said.append(f"Sampling gains {points}{none}.")
-            said.append(_survival(self.survives))
-        return said + ([] if self.conflict is None else [self.conflict.sentence])
-
-    def content(self) -> dict[str, Any]:
-        options = [
-            {"name": o.name, "kind": o.kind, "k": o.k, "flops": o.flops, **vars(o.accuracy)}
-            for o in self.options
-        ]
-        return {**super().content(), "options": options}
-
-    @classmethod
-    def parts(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**document, "options": [{**option, "accuracy": option} for option in document["options"]]}
+            times = f"{self.survives:g} attempts, and less robust against more"
+            often = "any number of attempts" if self.survives == math.inf else times
+            said += [
+                f"Sampling gains {points}{none}.",
+                f"Sampling is at least as robust as the best member against {often}.",
+            ]
+        return said + ([] if self.conflict is None else self.conflict.sentences())
 
 
 def advise(
@@ -158,25 +141,27 @@ def advise(
     tries = as_attempts(attempts)
     with prepare(model, data, attack, **chosen_split(data, settings)) as case:
         case.need_members("advice is")
-        rec, extra = case.rec, networks or {}
-        ensembles = {"": rec, **_averages(rec)}
+        rec, members, extra = case.rec, len(case.rec), networks or {}
+        fewer = [k for k in range(2, members) if math.comb(members, k) <= _MOST_SUBSETS]
+        ensembles = {"": rec, **{f"average of {k} of {members}, sampled": rec.subsets(k) for k in fewer}}
+        if members > 1:
+            ensembles[f"average of all {members}"] = rec.subsets(members)
         if taken := [name for name in extra if name in ensembles]:
             raise InputError(f"networks names {taken[0]!r}, which is an option already; choose another name")
         ensembles |= {name: RandomizedEnsemble([net]).to(rec.device) for name, net in extra.items()}
         known = _attacked(case, ensembles)
-        own, alpha = known[""], rec.probs.cpu().numpy()
-        conflict = known_conflict(own, case)
+        own, alpha = known.pop(""), rec.probs.cpu().numpy()
         options = [*_own(own, alpha, tries)]
-        for name, one in list(known.items())[1:]:
+        for name, one in known.items():
             k = 1 if name in extra else int(getattr(one.rec.members[0], "passes", 1))
-            kind = "network" if name in extra else "deterministic" if k == len(rec) else "subset"
+            kind = "network" if name in extra else "deterministic" if k == members else "subset"
             options.append(_option(name, kind, k, one, one.rec.probs.cpu().numpy(), tries))
         return Advice(
-            **case.head(*known.values()),
+            conflict=known_conflict(own),
+            **own.head(*known.values()),
             options=tuple(options),
-            choices=() if case.data.split == "test" else _choices(options, len(rec)),
+            choices=() if case.data.split == "test" else _choices(options, members),
             gain=difference(own.pool.foolable @ alpha, own.pool.best(alpha)[0]),
-            conflict=conflict,
             attempts=tries,
             survives=_survives(own, alpha),
         )
@@ -187,7 +172,7 @@ def _attacked(case: Case, ensembles: Mapping[str, RandomizedEnsemble]) -> dict[s
     known: dict[str, Witnesses] = {}
     for name, one in ensembles.items():
         report = within(case.progress, name) if name else case.progress
-        found = Witnesses(one, case.data, case.threat, store=case.store, progress=report)
+        found = Witnesses(replace(case, rec=one, progress=report))
         for earlier in known.values():
             found.show(earlier.pool)
         probs = one.probs.cpu().numpy()
@@ -196,19 +181,11 @@ def _attacked(case: Case, ensembles: Mapping[str, RandomizedEnsemble]) -> dict[s
                 found.attack(step, probs, step.name)
         else:
             uniform = np.full(len(one), 1 / len(one))
-            attack_all(found, case, [probs] if np.allclose(probs, uniform) else [probs, uniform])
+            found.attack_all([probs] if np.allclose(probs, uniform) else [probs, uniform])
         known[name] = found
     for before, after in itertools.combinations(known.values(), 2):
         before.show(after.pool)
     return known
-
-
-def _averages(rec: RandomizedEnsemble) -> dict[str, RandomizedEnsemble]:
-    """Averages of k members, sampled uniformly, where there are at most 64; and the average of all."""
-    members = len(rec)
-    fewer = [k for k in range(2, members) if math.comb(members, k) <= _MOST_SUBSETS]
-    found = {f"average of {k} of {members}, sampled": rec.subsets(k) for k in fewer}
-    return found | ({f"average of all {members}": rec.subsets(members)} if members > 1 else {})
 
 
 def _option(
@@ -218,7 +195,7 @@ def _option(
     risks = one.pool.best(probs)[0]
     risks = (risks > 0).astype(float) if attempts == math.inf else 1 - (1 - risks) ** attempts
     accuracy = Accuracy(*(estimate(1 - errors, level) for errors in (one.clean @ probs, risks)))
-    return Option(name, accuracy, float(probs @ _flops(one)), kind, k, risks)
+    return Option(name, accuracy, float(probs @ one.flops), kind, k, risks)
 
 
 def _own(known: Witnesses, alpha: Array, attempts: float) -> Iterator[Option]:
@@ -250,39 +227,24 @@ def _vote(known: Witnesses, alpha: Array) -> Option:
     best = min(thresholds, key=lambda t: (errors(worst, t).mean(), errors(clean, t).mean(), abs(t - 0.5)))
     accuracy = Accuracy(*(estimate(1 - errors(share, best), _CONFIDENCE) for share in (clean, worst)))
     used, name = int((alpha > 0).sum()), f"vote of {np.count_nonzero(alpha)}, class 1 above {best:.3g}"
-    return Option(name, accuracy, float(_flops(known)[alpha > 0].sum()), "vote", used, errors(worst, best))
-
-
-def _flops(known: Witnesses) -> Array:
-    return np.array([models.flops(m, known.x.shape[1:]) for m in known.rec.members], dtype=np.float64)
+    return Option(name, accuracy, float((alpha > 0) @ known.flops), "vote", used, errors(worst, best))
 
 
 def _survives(known: Witnesses, probs: Array) -> float:
     """How many attempts, each with a fresh draw, leave sampling at least as robust as the best member."""
-    right, least = 1 - known.pool.best(probs)[0], 1 - known.pool.foolable.mean(axis=0).min()
-    held = (q for q in range(1, _MOST_ATTEMPTS + 1) if (right**q).mean() < least - _SLACK)
+    profile, least = known.pool.profile(), known.pool.foolable.mean(axis=0).min()
+    held = (q for q in range(1, _MOST_ATTEMPTS + 1) if profile.risk(probs, q) > least + _SLACK)
     return next(held, math.inf) - 1
-
-
-def _survival(attempts: float) -> str:
-    if attempts == math.inf:
-        return "However often an attacker tries, sampling is no less robust than the best member."
-    if attempts == 0:
-        return "The best member is more robust than sampling at the first attempt already."
-    times = "the first attempt" if attempts == 1 else f"{attempts:g} attempts"
-    return f"Sampling is at least as robust as the best member against {times}, and less robust against more."
 
 
 def _choices(options: Sequence[Option], members: int) -> tuple[Choice, ...]:
     """The most robust option within each budget, or the best member if it is not clearly worse."""
     single, made = options[0], []
+    one = max(o.flops for o in options if o.k == 1 and o.kind != "network")
     for compute in sorted({1, min(2, members), members}):
-        budget = compute * max(o.flops for o in options if o.k == 1 and o.kind != "network")
         # A vote is for comparison: it has no gradients to test it by, and no export.
-        affordable = [o for o in options if o.flops <= budget * (1 + _SLACK) and o.kind != "vote"]
-        top = min(
-            affordable, key=lambda o: (round(float(o.risks.mean()), 9), o.flops)
-        )  # the member of equals
+        affordable = [o for o in options if o.flops <= compute * one * (1 + _SLACK) and o.kind != "vote"]
+        top = min(affordable, key=lambda o: (round(float(o.risks.mean()), 9), o.flops))
         # Both are chosen on these inputs: the one among the members, the other among the options.
         level = joint(_CONFIDENCE, max(members, len(affordable)))
         ahead = difference(single.risks, top.risks, level)

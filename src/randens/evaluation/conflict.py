@@ -1,10 +1,9 @@
-"""Conflict between members, and between the classes of data: what sampling can gain from.
+"""Conflict between members: what sampling can gain from.
 
 Linearize the margin of member i at x: m_i + w_i·δ. One perturbation fools every member of a set T iff
 Σ_i λ_i m_i ≤ ε ‖Σ_i λ_i w_i‖_q for all λ in the simplex over T. With rows normalized to ‖w_i‖_q = 1 the right side
 is ε·reach(λ), and reach(λ) = ‖Σ_i λ_i w_i/‖w_i‖_q‖_q ≤ 1 is the share of ε left to one perturbation that must
-fool all members. 1: no conflict. About 1/√M: independent dense gradients. In linf members with disjoint
-supports do not conflict at all, whatever their cosine.
+fool all members: 1 without conflict (as for disjoint supports in linf), about 1/√M for independent dense gradients.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from randens.attacks import Cost
-from randens.attacks.losses import margins
+from randens.attacks.losses import margin_gradient
 from randens.core.errors import InputError, RandensError
-from randens.data import as_data
-from randens.ensemble import RandomizedEnsemble, frozen, to_layout
+from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.inputs import Case, Part, prepare
 from randens.evaluation.tables import Result, Table, new_axes
-from randens.risk import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.threat import Threat
 
 if TYPE_CHECKING:
@@ -47,30 +44,25 @@ class Conflict(Result):
     """
 
     kind: ClassVar[str] = "conflict"
-    in_memory: ClassVar[str] = "points"
+    in_memory: ClassVar[str] = "now points"
 
     reach: float
     pairs: NDArray[np.float64]
     unusable: NDArray[np.float64]
     points: NDArray[np.float64]
 
-    @property
-    def sentence(self) -> str:
-        """One line for the user."""
+    def sentences(self) -> list[str]:
         members = len(self.unusable)
         if members == 1:
-            return "One member: there is no other member to conflict with (reach 1)."
+            return ["One member: there is no other member to conflict with (reach 1)."]
         if np.isnan(self.reach):
-            return "The members' reach is unknown: at no input are all gradients usable."
+            return ["The members' reach is unknown: at no input are all gradients usable."]
         table = self.pairs[np.triu_indices(members, 1)]
         pairs = f"; pairs {np.nanmin(table):.3f} to {np.nanmax(table):.3f}" if members > 2 else ""
-        return (
+        return [
             f"One perturbation that must fool all {members} members keeps {self.reach:.1%} of ε (joint reach{pairs}; "
             f"1 is no conflict, {members**-0.5:.3f} independent gradients)."
-        )
-
-    def sentences(self) -> list[str]:
-        return [self.sentence]
+        ]
 
     def table(self) -> Table:
         members = range(len(self.unusable))
@@ -112,8 +104,7 @@ def conflict(
     """
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:
         case.need_members("the reach is defined")
-        found = _measured(case)
-        if found is None:
+        if (found := _measured(case)) is None:
             raise InputError(
                 f"threat is {case.threat.norm}, or a member gives no gradients; the reach needs gradients, and a ball "
                 "in linf, l2 or l1"
@@ -121,17 +112,15 @@ def conflict(
         return found
 
 
-def known_conflict(known: Witnesses, case: Case) -> Conflict | None:
+def known_conflict(known: Witnesses) -> Conflict | None:
     """The joint reach of several members, measured once for a store; None where there is none."""
     if len(known.rec) == 1:
         return None
-    about = "conflict", known.threat.norm
-    if (noted := known.note(Conflict.from_json, *about)) is not None:
+    if (noted := known.note(Conflict.from_json, "conflict")) is not None:
         return noted
-    if (found := _measured(case)) is not None:
+    if (found := _measured(known.case)) is not None:
         known.now += found.cost
-        if known.store is not None:
-            known.add_note(found.to_json(), *about)
+        known.add_note(found.to_json(), "conflict")
     return found
 
 
@@ -141,15 +130,17 @@ def _measured(case: Case) -> Conflict | None:
     if threat.norm not in ("linf", "l2", "l1"):  # a finite set has no dual norm
         return None
     parts = []
-    for x, y in zip(torch.split(data.x, _CHUNK), torch.split(data.y, _CHUNK), strict=True):
+    for x, y in data.batches(_CHUNK):
         try:
             gradients = _gradients(rec, x.to(rec.device), y.to(rec.device))
         except RandensError:  # an ONNX file gives no gradients, and says so
             return None
-        both = [torch.stack([joint_reach(torch.stack([g, h]), threat) for h in gradients]) for g in gradients]
-        parts.append((joint_reach(gradients, threat), torch.stack(both), gradients.isnan().any(dim=2)))
+        unit = gradients / torch.linalg.vector_norm(gradients, threat.q, dim=2, keepdim=True)
+        both = [torch.linalg.vector_norm((unit + one) / 2, threat.q, dim=2) for one in unit]
+        joint = torch.linalg.vector_norm(unit.mean(dim=0), threat.q, dim=1)
+        parts.append((joint, torch.stack(both), gradients.isnan().any(dim=2)))
     points, pairs, unusable = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    passes = len(data) * len(rec.networks)
+    spent = Cost(len(data) * len(rec.networks), len(data) * len(rec.networks))
     return Conflict(
         about=dataclasses.replace(case.about, attacks=()),
         notes=case.notes,
@@ -157,59 +148,14 @@ def _measured(case: Case) -> Conflict | None:
         pairs=pairs.nanmean(dim=2).numpy(),
         unusable=unusable.double().mean(dim=1).numpy(),
         points=points.numpy(),
-        cost=Cost(passes, passes),
-        now=Cost(passes, passes),
+        cost=spent,
+        now=spent,
     )
-
-
-def joint_reach(gradients: Tensor, threat: Threat) -> Tensor:
-    """‖Σ_i w_i/‖w_i‖_q‖_q / M at every input, [n]; gradients [M, n, d], NaN where they cannot be used."""
-    unit = gradients / torch.linalg.vector_norm(gradients, threat.q, dim=2, keepdim=True)
-    reach: Tensor = torch.linalg.vector_norm(unit.mean(dim=0), threat.q, dim=1)
-    return reach
 
 
 def _gradients(rec: RandomizedEnsemble, x: Tensor, y: Tensor) -> Tensor:
     """Margin gradients in float64 [M, n, d], NaN where they are zero or not finite."""
-    rows = []
-    with frozen(rec), torch.enable_grad():
-        for index, member in enumerate(rec.members):
-            inputs = to_layout(x).detach().requires_grad_(True)
-            value = margins(rec.answer(index, member, inputs).unsqueeze(0), y).sum()
-            found = torch.autograd.grad(value, inputs, allow_unused=True)[0] if value.requires_grad else None
-            rows.append(torch.zeros_like(inputs) if found is None else found)
-    flat = torch.stack([row.detach().flatten(1).cpu() for row in rows]).double()
+    rows = [margin_gradient(rec, index, x, y).flatten(1).cpu() for index in range(len(rec))]
+    flat = torch.stack(rows).double()
     usable = torch.isfinite(flat).all(dim=2) & (flat != 0).any(dim=2)
     return torch.where(usable.unsqueeze(2), flat, torch.nan)
-
-
-def ceiling(data: Any, threat: Threat) -> Ceiling:
-    """The largest robust accuracy of any classifier on these data, deterministic and random.
-
-    Parameters
-    ----------
-    data : (x, y), Data, loader or name
-        Inputs and labels, as for `evaluate`.
-    threat : Threat
-        In linf both numbers are exact. In l2 and l1 three sets that meet in pairs need not have a common point, so
-        that of random classifiers is an upper bound.
-
-    Returns
-    -------
-    Ceiling
-        `.deterministic`, `.randomized`, `.gain`, the number of `.inputs` in conflict, and a `.message`.
-
-    Examples
-    --------
-    >>> import torch, randens
-    >>> x = torch.tensor([[0.1], [0.5], [0.9]])
-    >>> randens.ceiling((x, torch.tensor([0, 1, 2])), randens.Threat("linf", 0.1)).inputs
-    0
-    """
-    if not isinstance(threat, Threat):
-        raise InputError(f"threat is {threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
-    if threat.norm not in ("linf", "l2", "l1"):
-        raise InputError(f"threat has the norm {threat.norm}; a ceiling is known for linf, l2 and l1")
-    x, y = as_data(data)[:]
-    pairs = close_pairs(x.flatten(1).numpy(), y.numpy(), threat.norm, 2 * threat.eps)
-    return ceiling_from_conflicts(len(y), pairs, common_points=threat.norm == "linf")

@@ -6,16 +6,16 @@ with one pool of witnesses: no curve can rise, and known witnesses are not searc
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from randens.attacks import Attack
+from randens.attacks.base import AttackLike
 from randens.core.progress import within
-from randens.evaluation.evaluate import Witnesses, attack_all, attack_average
-from randens.evaluation.inputs import AttackLike, Part, prepare
-from randens.evaluation.intervals import Estimate, estimate
+from randens.evaluation.evaluate import Witnesses
+from randens.evaluation.inputs import Part, prepare
 from randens.evaluation.tables import Result, Table, new_axes, percent
+from randens.risk.intervals import Estimate, estimate
 from randens.threat import Threat, grid
 from randens.witness import WitnessPool
 
@@ -38,7 +38,7 @@ class Curve(Result):
     """Robust accuracy against ε, by increasing radius; pool: every witness found, at the largest one."""
 
     kind: ClassVar[str] = "curve"
-    in_memory: ClassVar[str] = "pool"
+    in_memory: ClassVar[str] = "now pool"
 
     points: tuple[CurvePoint, ...]
     pool: WitnessPool
@@ -68,10 +68,9 @@ class Curve(Result):
         figure, axes = new_axes(f"ε in {self.about.threat['norm']}", "robust accuracy")
         radii = [point.eps for point in self.points]
         for name, values in self.lines.items():
-            (drawn,) = axes.plot(radii, [float(v) for v in values], marker="o", label=name)
-            if name in ("sampled", "model"):
-                lows, highs = [v.low for v in values], [v.high for v in values]
-                axes.fill_between(radii, lows, highs, alpha=0.2, color=drawn.get_color(), lw=0)
+            limits = [[v - v.low for v in values], [v.high - v for v in values]]
+            shown = limits if name in ("sampled", "model") else None
+            axes.errorbar(radii, values, shown, marker="o", capsize=3, label=name)
         axes.set_ylim(0, 1)
         axes.legend(frameon=False)
         return figure
@@ -123,16 +122,16 @@ def curve(
         case.need_members("curves are drawn")
         for radius in radii:
             ball = case.threat.with_radius(radius)
-            here = dataclasses.replace(
-                case, attacks=tuple(dataclasses.replace(one, threat=ball) for one in case.attacks)
-            )
-            report = within(case.progress, f"ε = {radius:.4g}")
-            known = Witnesses(case.rec, case.data, ball, store=case.store, pool=pool, progress=report)
-            attack_all(known, here, [case.rec.probs.cpu().numpy()])
-            mean = attack_average(known, here, mean_pool) if len(case.rec) > 1 else None
+            attacks = tuple(replace(one, threat=ball) for one in case.attacks)
+            here = replace(case, attacks=attacks, progress=within(case.progress, f"ε = {radius:.4g}"))
+            known = Witnesses(here, pool)
+            known.attack_all([case.rec.probs.cpu().numpy()])
+            mean = known.attack_average(mean_pool) if len(case.rec) > 1 else None
             pool, mean_pool = known.pool, None if mean is None else mean.pool
             members = tuple(estimate(~column) for column in pool.foolable.T)
             average = None if mean is None else estimate(~mean.pool.foolable[:, 0])
             points.append(CurvePoint(radius, estimate(1 - pool.best(case.rec.probs)[0]), members, average))
             runs.append(known)
-        return Curve(**case.head(*runs), points=tuple(points), pool=runs[-1].pool)
+        return Curve(
+            **runs[-1].head(*runs[:-1]) | {"about": case.about}, points=tuple(points), pool=runs[-1].pool
+        )

@@ -6,7 +6,9 @@ attacked twice: a search is skipped on inputs where it was made before.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +20,14 @@ from torch import Tensor
 from randens import models
 from randens._version import __version__
 from randens.attacks import Attack, Cost
-from randens.core.errors import FileError, InputError
-from randens.core.progress import Progress, silent
-from randens.data import Data
+from randens.attacks.base import AttackLike
+from randens.core.errors import FileError, InputError, RandensWarning
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, evaluating, networks_of
 from randens.evaluation.conflict import known_conflict
-from randens.evaluation.inputs import AttackLike, Case, Settings, prepare
+from randens.evaluation.inputs import Case, Settings, prepare
 from randens.evaluation.random_models import RandomEvaluation, evaluate_random
-from randens.evaluation.result import MISSING, Evaluation
+from randens.evaluation.result import Evaluation
 from randens.risk.sets import as_attempts
-from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import digest, input_keys, member_key
 from randens.witness.store import Noted, Scope, Spent, WitnessStore
@@ -35,6 +35,9 @@ from randens.witness.store import Noted, Scope, Spent, WitnessStore
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+Sets = NDArray[np.bool_]
 _ROUNDING = 1e-12
 _FAILED = 0.01  # share of stored witnesses that may fail to fool again (near ties, on another machine)
 
@@ -68,16 +71,14 @@ def evaluate(
         Numbers of attempts that the table shows, too; `result.after` gives any other.
     also : mapping, optional
         Further probabilities to attack, by name; None stands for uniform.
-    eps : float or str, optional
-        Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``. Default: the attack's, else the ensemble's own,
-        else 8/255.
-    norm : str or float, optional
-        ``"linf"``, ``"l2"`` or ``"l1"`` in any usual spelling. Default as for `eps`, else linf.
+    eps, norm : float or str, optional
+        Radius of the perturbations, e.g. ``8/255`` or ``"8/255"``, in ``"linf"``, ``"l2"`` or ``"l1"``. Default: the
+        attack's, else the ensemble's own, else 8/255 in linf.
     threat : Threat, optional
         Instead of `eps` and `norm`: also sets the bounds of valid inputs, or a finite set.
     device : str or torch.device, optional
-        ``"auto"``, ``"cpu"``, ``"cuda:0"``. Members are moved there and back; results are on the CPU. Default: where
-        the members are if that is a GPU, else ``"auto"``.
+        ``"auto"``, ``"cpu"``, ``"cuda:0"``; members are moved there and back. Default: where the members are if that
+        is a GPU, else ``"auto"``.
     preprocessing : optional
         ``(mean, std)`` that the classifiers expect; a configuration of timm or an image processor of transformers;
         ``"auto"`` for timm's models; or a list with one entry per member. Perturbations stay in pixels.
@@ -95,9 +96,8 @@ def evaluate(
 
     Returns
     -------
-    Evaluation or RandomEvaluation
+    Evaluation, or RandomEvaluation of a random model
         ``float(result.natural)``, ``float(result.robust)``, ``result.robust.low``, ``.high``, ``result.after(10)``.
-        A `RandomEvaluation` for a `RandomizedModel`, or an ensemble with such members.
 
     Examples
     --------
@@ -124,54 +124,31 @@ def evaluate_case(
     average: bool = True,
 ) -> Evaluation:
     """`evaluate` for deterministic members that are prepared; average: also attack the average of all logits."""
-    rec, data = case.rec, case.data
+    rec = case.rec
     for what, split in case.chosen_on.items():
         if split == "test":
             raise InputError(f"{what} was chosen on test data; choose it on validation data, then evaluate")
     probs = rec.probs.cpu().numpy().copy()
     extra = {name: check_probs(value, len(rec)).numpy() for name, value in (also or {}).items()}
-    known = Witnesses(rec, data, case.threat, store=case.store, progress=case.progress)
-    attack_all(known, case, [probs, *extra.values()])
-    mean = attack_average(known, case) if average and len(rec) > 1 else known
+    known = Witnesses(case)
+    known.attack_all([probs, *extra.values()])
+    mean = known.attack_average() if average and len(rec) > 1 else known
     known.confirm(probs)
     return Evaluation(
-        conflict=known_conflict(known, case),
-        **case.head(known),
+        conflict=known_conflict(known),
+        **known.head(),
         clean=known.clean,
         pool=known.pool,
         average=(mean.clean[:, 0], mean.pool.foolable[:, 0]) if average else None,
         classes=known.classes,
-        flops=tuple(models.flops(member, data.x.shape[1:]) for member in rec.members),
+        flops=known.flops,
         chosen_on=dict(case.chosen_on),
         also=extra,
         flags=known.flags,
         verified=known.verified,
         attempts=attempts,
-        x=data.x,
+        x=known.x,
     )
-
-
-def attack_all(known: Witnesses, case: Case, several: Sequence[NDArray[np.float64]]) -> None:
-    """The loop: every attack, on the ensemble at several probabilities and on each member alone."""
-    members = len(known.rec)
-    for attack in case.attacks:
-        for probs in several:
-            known.attack(attack, probs, f"{attack.name} on the ensemble")
-        for index, probs in enumerate(np.eye(members) if members > 1 else ()):
-            known.attack(attack, probs, f"{attack.name} on member {index}")
-
-
-def attack_average(known: Witnesses, case: Case, pool: WitnessPool | None = None) -> Witnesses:
-    """Attack the average of all logits, also by the ensemble's worst cases; its witnesses are tested on the members."""
-    one = RandomizedEnsemble([average_of(known.rec)])
-    mean = Witnesses(one, known.data, known.threat, store=known.store, pool=pool, progress=known.progress)
-    worst = torch.from_numpy(known.pool.worst(known.rec.probs, known.x.numpy()))
-    mean.judge(np.arange(len(worst)), worst, ["transfer"] * len(worst))
-    for attack in case.attacks:
-        mean.attack(attack, np.ones(1), f"{attack.name} on the average")
-    known.show(mean.pool)
-    known.cost, known.now = known.cost + mean.cost, known.now + mean.now
-    return mean
 
 
 def average_of(rec: RandomizedEnsemble) -> DeterministicEnsemble:
@@ -192,36 +169,32 @@ class Witnesses:
     and how many hold.
     """
 
-    def __init__(
-        self,
-        rec: RandomizedEnsemble,
-        data: Data,
-        threat: Threat,
-        *,
-        store: WitnessStore | None = None,
-        pool: WitnessPool | None = None,
-        progress: Progress = silent,
-    ) -> None:
-        self.rec, self.data, self.threat, self.store, self.progress = rec, data, threat, store, progress
-        self.cost, self.now = Cost(forwards=len(data) * len(rec.networks)), Cost()
+    def __init__(self, case: Case, pool: WitnessPool | None = None) -> None:
+        self.case, self.rec, self.threat, self.store = case, case.rec, case.threat, case.store
+        self._target = None if dist.is_initialized() and dist.get_rank() else self.store  # one process writes
+        self.x, self.y = case.data.x, case.data.y
+        self.cost, self.now = Cost(forwards=len(self.x) * len(self.rec.networks)), Cost()
         self.flags: dict[str, dict[str, list[float]]] = {}
         self.verified: tuple[int, int] | None = None
-        self.x, self.y = data.x, data.y
-        everyone = np.arange(len(data))
-        self.clean = self._errors(rec, everyone, self.x)
-        self.pool = self._witnesses(everyone, self.x, self.clean, ["clean"] * len(data))
-        self._reached: dict[bytes, NDArray[np.float64]] = {}
+        everyone = np.arange(len(self.x))
+        self.clean = self._errors(self.rec, everyone, self.x)
+        self.pool = self._witnesses(everyone, self.x, self.clean, ["clean"] * len(self.x))
+        self._reached: dict[bytes, Array] = {}
         self._earlier: dict[bytes, Spent] = {}
-        self._members = [str(i).encode() for i in range(len(rec))]
-        if store is not None:
-            self._members = [member_key(member) for member in rec.members]
-            self._scope = Scope(self.x, input_keys(self.x, self.y), self._members, threat)
-            self._earlier = store.searched(self._scope)
-            self._load(store)
+        keys = list(map(member_key, self.rec.members))
+        self._scope = Scope(self.x, input_keys(self.x, self.y), keys, self.threat)
+        if self.store is not None:
+            self._earlier = self.store.searched(self._scope)
+            self._load(self.store)
         if pool is not None:
             self.pool = self.pool.merge(pool)
-        if store is not None and dist.is_initialized():
+        if self.store is not None and dist.is_initialized():
             dist.barrier()  # every process has read the same store before any of them writes a search
+
+    @property
+    def flops(self) -> tuple[int, ...]:
+        """Floating-point operations of one inference of each member."""
+        return tuple(models.flops(member, self.x.shape[1:]) for member in self.rec.members)
 
     @property
     def classes(self) -> int:
@@ -229,18 +202,52 @@ class Witnesses:
         with evaluating(self.rec), torch.no_grad():
             return int(self.rec.logits(self.x[:1].to(self.rec.device)).shape[2])
 
-    @property
-    def doubts(self) -> list[str]:
+    def head(self, *others: Witnesses) -> dict[str, Any]:
+        """The fields that all results share; missing gradients and unstable answers become warnings and notes."""
+        several = (self, *others)
+        doubts = tuple(dict.fromkeys(doubt for one in several for doubt in one._doubts()))[:2]
+        for sentence in doubts:
+            warnings.warn(sentence, RandensWarning, stacklevel=4)
+        cost, now = (sum((getattr(one, name) for one in several), Cost()) for name in ("cost", "now"))
+        return {"about": self.case.about, "notes": (*self.case.notes, *doubts), "cost": cost, "now": now}
+
+    def _doubts(self) -> list[str]:
         """What the flags say against the result."""
-        blind = _flagged(self.flags, len(self.rec), ("zero_gradient", "nan_gradient"), 0.0)
-        random = _flagged(self.flags, len(self.rec), ("unstable",), _FAILED)
+        blind = self._flagged(0.0, "zero_gradient", "nan_gradient")
+        random = self._flagged(_FAILED, "unstable")
         said = {
-            f"{MISSING} (member {blind}): these robust accuracies are upper bounds": blind,
+            f"Gradients are missing (member {blind}): these robust accuracies are upper bounds": blind,
             f"Answers differ when they are computed again (member {random}): the members may be random": random,
         }
         return [sentence for sentence, who in said.items() if who]
 
-    def attack(self, attack: Attack, probs: NDArray[np.float64], task: str) -> None:
+    def _flagged(self, least: float, *names: str) -> str:
+        """The members with such flags at more than `least` of the inputs, and the largest share by any attack."""
+        shares = [found[name] for found in self.flags.values() for name in names if name in found]
+        worst = enumerate(np.max([[0.0] * len(self.rec), *shares], axis=0).tolist())
+        return ", ".join(f"{i} at {share:.0%} of the inputs" for i, share in worst if share > least)
+
+    def attack_all(self, several: Sequence[Array]) -> None:
+        """The loop: every attack, on the ensemble at several probabilities and on each member alone."""
+        members = len(self.rec)
+        for attack in self.case.attacks:
+            for probs in several:
+                self.attack(attack, probs, f"{attack.name} on the ensemble")
+            for index, probs in enumerate(np.eye(members) if members > 1 else ()):
+                self.attack(attack, probs, f"{attack.name} on member {index}")
+
+    def attack_average(self, pool: WitnessPool | None = None) -> Witnesses:
+        """Attack the average of all logits, also by the worst cases here; its witnesses are tested on the members."""
+        mean = Witnesses(replace(self.case, rec=RandomizedEnsemble([average_of(self.rec)])), pool)
+        worst = torch.from_numpy(self.pool.worst(self.rec.probs, self.x.numpy()))
+        mean.judge(np.arange(len(worst)), worst, ["transfer"] * len(worst))
+        for attack in self.case.attacks:
+            mean.attack(attack, np.ones(1), f"{attack.name} on the average")
+        self.show(mean.pool)
+        self.cost, self.now = self.cost + mean.cost, self.now + mean.now
+        return mean
+
+    def attack(self, attack: Attack, probs: Array, task: str) -> None:
         """Attack the inputs whose risk at `probs` can still increase, starting from the known witnesses."""
         if attack.enumerates:  # all fooled sets of all members, once
             probs = np.full(len(self.rec), 1 / len(self.rec))
@@ -254,17 +261,11 @@ class Witnesses:
         rows = np.flatnonzero((risks < 1 - _ROUNDING) & ~(risks >= reached - _ROUNDING))
         part = RandomizedEnsemble([self.rec.members[int(i)] for i in drawn], probs[drawn])
         rest = RandomizedEnsemble([self.rec.members[int(i)] for i in others]) if len(others) else None
-        start = self.pool.take(np.arange(len(self.data)), drawn)
-
-        self.progress(task, 0, max(1, len(rows)))
+        start, report = self.pool.take(np.arange(len(self.x)), drawn), self.case.progress
+        report(task, 0, max(1, len(rows)))
         new: list[WitnessPool] = []
-        batches = attack.batches(
-            part,
-            self.data,
-            rows=rows,
-            start=start,
-            progress=lambda _, done, total: self.progress(task, done, total),
-        )
+        options: Any = {"rows": rows, "start": start, "progress": lambda _, *count: report(task, *count)}
+        batches = attack.batches(part, self.case.data, **options)
         for chunk, found in batches if len(rows) else ():
             inputs, points = chunk[found.pool.points], torch.from_numpy(found.pool.x_adv)
             fooled = np.zeros((len(inputs), len(self.rec)), dtype=bool)
@@ -278,13 +279,12 @@ class Witnesses:
             self._keep(inputs, points, fooled, found.pool.sources, search, spent)
             new.append(self._witnesses(inputs, points, fooled, found.pool.sources))
         self.pool = self.pool.merge(*new)
-        self.progress(task, 1, 1)
+        report(task, 1, 1)
 
-    def judge(self, rows: NDArray[np.int64], x_adv: Tensor, sources: Sequence[str]) -> NDArray[np.bool_]:
+    def judge(self, rows: Rows, x_adv: Tensor, sources: Sequence[str]) -> Sets:
         """Errors [k, M] of all members on perturbed inputs of `rows`, which join the pool; known ones are read."""
-        verdicts: NDArray[np.int8] = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
-        if self.store is not None:
-            verdicts = self.store.verdicts(self._scope, rows, x_adv)
+        unknown = np.full((len(rows), len(self.rec)), -1, dtype=np.int8)
+        verdicts = unknown if self.store is None else self.store.verdicts(self._scope, rows, x_adv)
         fooled = self._complete(rows, x_adv, verdicts, sources)
         self.cost += Cost(forwards=len(rows) * len(self.rec.networks))
         self.pool = self.pool.merge(self._witnesses(rows, x_adv, fooled, sources))
@@ -295,7 +295,7 @@ class Witnesses:
         if len(other):
             self.judge(other.points, torch.from_numpy(other.x_adv), other.sources)
 
-    def confirm(self, probs: NDArray[np.float64]) -> None:
+    def confirm(self, probs: Array) -> None:
         """Compute the errors on the worst inputs at `probs` once more, as a user would; correct what has changed."""
         worst = self.pool.best(probs)[1]
         while self._score_again(worst[worst >= 0]) < (worst >= 0).sum():
@@ -307,33 +307,31 @@ class Witnesses:
 
     def add_note(self, value: Any, *about: str) -> None:
         """Note a JSON value in the store, if there is one."""
-        if self.store is not None and _writes():
-            self.store.add_note(self._note_key(about), value)
+        if self._target is not None:
+            self._target.add_note(self._note_key(about), value)
 
     def _note_key(self, about: tuple[str, ...]) -> bytes:
-        return digest(repr((about, self.threat)).encode(), *self._members, *self._scope.inputs)
+        return digest(repr((about, self.threat)).encode(), *self._scope.members, *self._scope.inputs)
 
-    def _search(
-        self, attack: Attack, drawn: NDArray[np.int64], probs: NDArray[np.float64]
-    ) -> tuple[bytes, NDArray[np.float64]]:
+    def _search(self, attack: Attack, drawn: Rows, probs: Array) -> tuple[bytes, Array]:
         """The address of a search, and the risks [n] that it reached before (NaN: it was not made there)."""
         said = repr((__version__, attack.name, attack, probs[drawn].tolist()))
-        key = digest(said.encode(), *(self._members[i] for i in drawn))
+        key = digest(said.encode(), *(self._scope.members[i] for i in drawn))
         if key not in self._reached:
-            self._reached[key] = np.full(len(self.data), np.nan)
+            self._reached[key] = np.full(len(self.x), np.nan)
             if (earlier := self._earlier.get(key)) is not None:
                 self._reached[key][earlier.rows] = earlier.risks
                 self._count(attack, drawn, earlier)
         return key, self._reached[key]
 
-    def _score_again(self, rows: NDArray[np.int64]) -> int:
+    def _score_again(self, rows: Rows) -> int:
         """Score witnesses of the pool again; returns how many hold."""
         assert self.pool.x_adv is not None
         inputs, points = self.pool.points[rows], torch.from_numpy(self.pool.x_adv[rows])
         errors = self._errors(self.rec, inputs, points)
         wrong = np.flatnonzero((self.pool.fooled[rows] & ~errors).any(axis=1))
         if len(wrong):
-            share = len(wrong) / len(self.data)
+            share = len(wrong) / len(self.x)
             self.flags.setdefault("scored again", {})["unstable"] = [share] * len(self.rec)
             sources = [self.pool.sources[row] for row in rows[wrong].tolist()]
             fooled = self.pool.fooled.copy()
@@ -359,52 +357,34 @@ class Witnesses:
         self.pool = clean.merge(self.pool)
 
     def _complete(
-        self, rows: NDArray[np.int64], x_adv: Tensor, verdicts: NDArray[np.int8], sources: Sequence[str]
-    ) -> NDArray[np.bool_]:
+        self, rows: Rows, x_adv: Tensor, verdicts: NDArray[np.int8], sources: Sequence[str]
+    ) -> Sets:
         """Errors [k, M] on points of which some verdicts are known; the others (-1) are computed and kept."""
         left = np.flatnonzero((verdicts < 0).any(axis=1))
         if len(left):
             points = x_adv[torch.from_numpy(left)]
             verdicts[left] = self._errors(self.rec, rows[left], points)
             self._keep(rows[left], points, verdicts[left] == 1, [sources[i] for i in left.tolist()])
-        fooled: NDArray[np.bool_] = verdicts == 1
-        return fooled
+        return np.asarray(verdicts == 1)
 
-    def _count(self, attack: Attack, drawn: NDArray[np.int64], spent: Spent) -> None:
+    def _count(self, attack: Attack, drawn: Rows, spent: Spent) -> None:
         """Add the passes and flags of a search, or of a batch of it."""
         self.cost += Cost(round(spent.forwards), round(spent.backwards))
-        share = len(spent.rows) / len(self.data)
+        share = len(spent.rows) / len(self.x)
         for name, values in spent.flags.items():
             known = self.flags.setdefault(attack.name, {}).setdefault(name, [0.0] * len(self.rec))
             for member, value in zip(drawn.tolist(), values, strict=False):
                 known[member] = min(1.0, known[member] + share * value)
 
-    def _errors(self, rec: RandomizedEnsemble, rows: NDArray[np.int64], x_adv: Tensor) -> NDArray[np.bool_]:
+    def _errors(self, rec: RandomizedEnsemble, rows: Rows, x_adv: Tensor) -> Sets:
         labels = self.y[torch.from_numpy(rows)].to(rec.device)
         self.now += Cost(forwards=len(rows) * len(rec.networks))
-        errors: NDArray[np.bool_] = rec.errors(x_adv.to(rec.device), labels).cpu().numpy()
-        return errors
+        return np.asarray(rec.errors(x_adv.to(rec.device), labels).cpu())
 
-    def _witnesses(
-        self, rows: NDArray[np.int64], x_adv: Tensor, fooled: NDArray[np.bool_], sources: Sequence[str]
-    ) -> WitnessPool:
+    def _witnesses(self, rows: Rows, x_adv: Tensor, fooled: Sets, sources: Sequence[str]) -> WitnessPool:
         points = x_adv.detach().cpu().contiguous().numpy()
-        return WitnessPool(len(self.data), len(self.rec), rows, fooled, x_adv=points, sources=sources)
+        return WitnessPool(len(self.x), len(self.rec), rows, fooled, x_adv=points, sources=sources)
 
     def _keep(self, *entry: Any) -> None:
-        if self.store is not None and _writes():
-            self.store.add(self._scope, *entry)
-
-
-def _writes() -> bool:
-    """Whether this is the process that writes to the store."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _flagged(
-    flags: Mapping[str, Mapping[str, Sequence[float]]], members: int, names: Sequence[str], least: float
-) -> str:
-    """The members with such flags at more than `least` of the inputs, and the largest share by any attack."""
-    shares = [found[name] for found in flags.values() for name in names if name in found]
-    worst = [max((share[i] for share in shares), default=0.0) for i in range(members)]
-    return ", ".join(f"{i} at {share:.0%} of the inputs" for i, share in enumerate(worst) if share > least)
+        if self._target is not None:
+            self._target.add(self._scope, *entry)

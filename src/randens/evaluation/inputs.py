@@ -10,30 +10,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from randens import attacks, models
-from randens.attacks import Attack, Cost
+from randens import models
+from randens.attacks import Attack
+from randens.attacks.base import AttackLike, as_attacks
 from randens.core.devices import on_device
 from randens.core.errors import FileError, InputError, RandensError, RandensWarning
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data, check_range, names
 from randens.ensemble import RandomizedEnsemble, evaluating, load
-from randens.evaluation.tables import About, attack_options
+from randens.evaluation.tables import About
 from randens.models import Adapted, adapt, logits_of, preprocessing_per_member
 from randens.random_model import RandomizedModel
-from randens.threat import FiniteThreat, Threat, norm_name, number
+from randens.threat import FiniteThreat, Threat
 from randens.witness.fingerprints import fingerprint, input_keys
 from randens.witness.store import WitnessStore
-
-if TYPE_CHECKING:
-    from randens.evaluation.evaluate import Witnesses
-
 
 MODELS = "a module, a list of modules, a RandomizedEnsemble, a run folder, torchscript:PATH, onnx:PATH, or a zoo name"
 _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
@@ -41,8 +38,6 @@ _CODE = ("torchscript", "onnx")
 _LOOKED_AT = 256  # inputs on which members are checked
 _ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
 _REPEATED = 1e-3  # of the largest logit: two calls of a deterministic member may differ by rounding
-
-AttackLike = Attack | str | Sequence[Attack | str] | None
 
 
 class Part(TypedDict, total=False):
@@ -100,7 +95,7 @@ class Case:
             split=self.data.split,
             n=len(self.data),
             threat=self.threat.to_dict(),
-            attacks=tuple(attack_options(attack) for attack in self.attacks),
+            attacks=tuple(attack.to_dict() for attack in self.attacks),
             seed=self.attacks[0].seed,
             preprocessing=self.preprocessing,
         )
@@ -109,14 +104,6 @@ class Case:
         """Refuse random models, for which `what` is not meant."""
         if self.rec.stochastic:
             raise InputError(f"model answers at random; {what} for deterministic members only")
-
-    def head(self, *several: Witnesses) -> dict[str, Any]:
-        """The fields that all results share; missing gradients and unstable answers become warnings and notes."""
-        doubts = tuple(dict.fromkeys(doubt for one in several for doubt in one.doubts))[:2]
-        for sentence in doubts:
-            warnings.warn(sentence, RandensWarning, stacklevel=4)
-        cost, now = (sum((getattr(one, name) for one in several), Cost()) for name in ("cost", "now"))
-        return {"about": self.about, "notes": (*self.notes, *doubts), "cost": cost, "now": now}
 
 
 @contextlib.contextmanager
@@ -157,9 +144,7 @@ def prepare(
         check_range(inputs.x, finite.bounds)
         if isinstance(finite, FiniteThreat):
             if rec.stochastic:
-                raise InputError(
-                    "model answers at random; a finite set is enumerated for deterministic members only"
-                )
+                raise InputError("model answers at random; finite sets are for deterministic members only")
             chosen = tuple(dataclasses.replace(one, threat=finite.on(inputs.x)) for one in chosen)
         rec = rec if rec.stochastic else as_logit_members(rec, inputs.x)
         stack.enter_context(on_device(rec, device))
@@ -182,11 +167,9 @@ def load_model(spec: str | os.PathLike[str]) -> Any:
         return load(path if (path / "ensemble.json").is_file() else Run.open(path).ensemble)
     if path.is_file():
         kind = "torchscript" if path.suffix in _TORCHSCRIPT else path.suffix[1:]
-        if kind in _CODE:
-            raise InputError(f"model is {text!r}: this file is code; to run it, name it as {kind}:{text}")
-        raise InputError(
-            f"model is {text!r}; give a folder of RandomizedEnsemble.save, torchscript:PATH or onnx:PATH"
-        )
+        code = f"this file is code; to run it, name it as {kind}:{text}"
+        folder = "give a folder of RandomizedEnsemble.save, torchscript:PATH or onnx:PATH"
+        raise InputError(f"model is {text!r}; {code if kind in _CODE else folder}")
     if ":" in text:
         if text.partition(":")[0] not in ("timm", "robustbench", *_CODE):
             with models.imported(text) as factory:
@@ -216,9 +199,9 @@ def check_unseen(run: Run, data: Data) -> None:
         return
     seen = set(run.read("trained_on")["inputs"])
     if again := sum(key.hex() in seen for key in input_keys(*data[:])):
+        trained = f"{again} of {len(data)} inputs that {run.path} was trained on"
         raise InputError(
-            f"data holds {again} of {len(data)} inputs that {run.path} was trained on, so they test nothing; give "
-            "others, e.g. a folder with train, validation and test folders in it"
+            f"data holds {trained}, so they test nothing; give others, e.g. a folder with a test folder"
         )
 
 
@@ -238,53 +221,6 @@ def image_size(rec: RandomizedEnsemble) -> tuple[int, int] | None:
     """Height and width of the images that the members take, if they say so."""
     taken: Any = getattr(rec.members[0], "input_shape", None)
     return (taken[1], taken[2]) if isinstance(taken, (tuple, list)) and len(taken) == 3 else None
-
-
-def as_attacks(
-    attack: AttackLike,
-    *,
-    eps: float | str | None = None,
-    norm: str | float | None = None,
-    threat: Threat | None = None,
-    known: Threat | None = None,
-    seed: int = 0,
-) -> tuple[Attack, ...]:
-    """Attacks from attacks, names, presets or nothing, against one threat; `known`, the ensemble's, is the default."""
-    several = isinstance(attack, Sequence) and not isinstance(attack, str)
-    default = "finite" if isinstance(threat, FiniteThreat) else "standard"
-    given: list[Any] = [default] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]
-    if not given or not all(isinstance(item, (Attack, str)) for item in given):
-        raise InputError(
-            f"attack is {attack!r}; give names, attacks of randens.attacks.create, or of a function f(model, x, y) "
-            "randens.interop.from_function(f, threat)"
-        )
-    own = {item.threat for item in given if isinstance(item, Attack)}
-    if len(own) > 1:
-        raise InputError(f"the attacks have different threats {sorted(map(str, own))}; they must share one")
-    radius = None if eps is None else number("eps", eps)
-    name = None if norm is None else norm_name(norm)
-    if own:
-        chosen = own.pop()
-        has = {"threat": chosen, "eps": getattr(chosen, "eps", None), "norm": chosen.norm}
-        for key, said in {"threat": threat, "eps": radius, "norm": name}.items():
-            if said is not None and said != has[key]:
-                raise InputError(f"{key} is {said!r}, but the attack has {has[key]!r}; say it once")
-    elif threat is not None:
-        if radius is not None or name is not None:
-            raise InputError("threat and eps or norm are given; say it once")
-        chosen = threat
-    elif known is not None and name in (None, known.norm):
-        chosen = known if radius is None else _ball(known.norm, radius, known.bounds)
-    elif radius is None and (known is not None or name not in (None, "linf")):
-        raise InputError(f"norm is {norm!r}; give its radius too, e.g. eps=0.5")
-    else:
-        chosen = _ball(name or "linf", 8 / 255 if radius is None else radius)
-    return tuple(i if isinstance(i, Attack) else attacks.create(i, chosen, seed=seed) for i in given)
-
-
-def _ball(norm: str, radius: float, bounds: tuple[float, float] | None = (0.0, 1.0)) -> Threat:
-    """A threat whose radius may be 0: nothing is perturbed."""
-    return Threat(norm, radius, bounds) if radius else Threat(norm, 1e-9, bounds).with_radius(0.0)
 
 
 def as_rec(
@@ -307,16 +243,15 @@ def as_rec(
         raise InputError(f"model is {kind}; give {MODELS}")
     if preprocessing is None:
         return rec
-    each = preprocessing_per_member(preprocessing, len(rec))
-    return _replaced(rec, [_normalized(member, one) for member, one in zip(rec.members, each, strict=True)])
-
-
-def _normalized(member: nn.Module, preprocessing: Any) -> nn.Module:
-    if preprocessing is None:
-        return member
-    if isinstance(member, RandomizedModel):
-        return member.normalized(preprocessing)
-    return adapt(member, preprocessing)
+    members: list[nn.Module] = []
+    for member, own in zip(rec.members, preprocessing_per_member(preprocessing, len(rec)), strict=True):
+        if own is None:
+            members.append(member)
+        else:
+            members.append(
+                member.normalized(own) if isinstance(member, RandomizedModel) else adapt(member, own)
+            )
+    return _replaced(rec, members)
 
 
 def _replaced(rec: RandomizedEnsemble, members: list[nn.Module]) -> RandomizedEnsemble:
@@ -328,15 +263,12 @@ def _preprocessing_text(rec: RandomizedEnsemble) -> str:
     found = []
     for member in rec.members:
         inner = member.build(0) if isinstance(member, RandomizedModel) else member
-        adapted = [(m.mean, m.std) for m in inner.modules() if isinstance(m, Adapted)]
-        pairs = [(_rounded(m), _rounded(s)) for m, s in adapted if m is not None and s is not None]
-        found.append(f"(x − {pairs[0][0]}) / {pairs[0][1]}" if pairs else "unchanged")
+        adapted = next((m for m in inner.modules() if isinstance(m, Adapted) and m.mean is not None), None)
+        pair = () if adapted is None else (adapted.mean, adapted.std)
+        shown = [[round(value, 4) for value in part.flatten().tolist()] for part in pair if part is not None]
+        found.append("(x − {}) / {}".format(*shown) if shown else "unchanged")
     each = "; ".join(f"member {i}: {text}" for i, text in enumerate(found))
     return found[0] if len(set(found)) == 1 else each
-
-
-def _rounded(part: Tensor) -> list[float]:
-    return [round(value, 4) for value in part.flatten().tolist()]
 
 
 def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
@@ -348,9 +280,8 @@ def _in_precision(data: Data, rec: RandomizedEnsemble) -> Data:
         raise InputError(
             f"the members' weights are {listed}; all must be float32, or all float64, e.g. member.float()"
         )
-    x = data.x
+    x, notes = data.x, data.notes
     wanted = kinds.pop() if kinds else x.dtype
-    notes = data.notes
     if x.dtype != wanted:
         was, read = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, wanted))
         notes = (*notes, f"x is {was}; it was read as {read}, as the members' weights are")
@@ -381,8 +312,7 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
         members.append(member if logits is answer else Adapted(member))
-    unchanged = all(new is old for new, old in zip(members, rec.members, strict=True))
-    return rec if unchanged else _replaced(rec, members)
+    return rec if members == list(rec.members) else _replaced(rec, members)
 
 
 def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
@@ -390,9 +320,8 @@ def likely_mistakes(rec: RandomizedEnsemble, data: Data) -> tuple[str, ...]:
     x, y = data.x[:_LOOKED_AT], data.y[:_LOOKED_AT]
     with evaluating(rec), torch.no_grad():
         first, again = (rec.logits(x.to(rec.device).clone()).cpu() for _ in range(2))
-    size = first.abs().amax(dim=(1, 2)).clamp_min(1e-30)
-    random = (first - again).abs().amax(dim=(1, 2)) > _REPEATED * size
-    if random.any():
+    gaps, sizes = ((first - again).abs().amax(dim=(1, 2)), first.abs().amax(dim=(1, 2)).clamp_min(1e-30))
+    if (random := gaps > _REPEATED * sizes).any():
         raise InputError(
             f"{_who(random, rec)} random: two calls on the same inputs gave different logits; wrap it in "
             "randens.RandomizedModel, which is evaluated on fresh draws"

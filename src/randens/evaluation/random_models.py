@@ -1,16 +1,9 @@
 """Evaluate a random classifier: attack some draws, choose on others, score on draws that no attack has used.
 
-The estimate is of the expected robust accuracy E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the
-model and the distribution of its randomness, but not the draw that answers. Three sets of draws avoid bias:
-
-- K *attack draws*, frozen: perturbations are searched on them. They fit the noise of these draws, so the accuracy
-  on them is biased downwards;
-- *selection draws*, frozen: they choose a perturbation for every input, decide whether K is large enough, and set
-  the number of scoring draws;
-- *scoring draws*: used once, after all choices, so their mean is unbiased for the chosen perturbations.
-
-With an optimal attack the two accuracies enclose the true value: in expectation the accuracy on the attack draws
-is at most the robust accuracy, and that on the scoring draws at least (sample average approximation).
+The estimate is of E_x P_s(f_s(x + δ(x)) = y) against an adversary who knows the model and the law of its randomness,
+but not the draw that answers. K frozen *attack draws* are searched on, and accuracies on them are too low. Frozen
+*selection draws* choose a perturbation for every input, and decide whether K and the number of scoring draws are large
+enough. *Scoring draws* are used once, after all choices: their mean is unbiased for the chosen perturbations.
 """
 
 from __future__ import annotations
@@ -26,16 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from randens.attacks import Attack, Cost, create
-from randens.attacks.eot import EOT, draw_gradients, sources
-from randens.attacks.losses import expected_margin
-from randens.attacks.suite import Suite
+from randens.attacks import Attack, Cost
+from randens.attacks.eot import EOT, single_draw_ascent
 from randens.core.errors import InputError, whole
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.inputs import Case
-from randens.evaluation.intervals import Estimate, Scores
 from randens.evaluation.tables import Result, Table, bars, between, percent
 from randens.random_model import RandomizedModel, expanded
+from randens.risk.intervals import Estimate, Scores
 
 # First seeds of the draws that choose, score and compare; attack draws begin at 0, `eot` ends below 1.1e9.
 _SELECT, _SCORE, _OTHER = 1_500_000_000, 1_600_000_000, 1_900_000_000
@@ -43,7 +34,6 @@ _FEWEST, _MOST = 16, 1024  # scoring draws per input
 _CALLS = 4_000  # calls with few inputs each that scoring may take where draws cannot be batched
 _BUILDS = 1_000  # modules that scoring may ask a factory for
 _FIRST = 8  # draws that are attacked first: with fewer, their luck hides what was fitted
-_SADDLE = 8  # draws that the default saddle attack looks at: its cost grows with their square
 _TRIED, _LOOKED = 8, 16  # draws and inputs that show whether a model is random at all
 TOLERANCE = 0.02  # how far the accuracies on attacked and on fresh draws may differ
 
@@ -52,9 +42,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Randomness:
-    """Whether a few draws differ, whether the same seed gives the same answer, the largest difference of logits
-    (relative), and the share of inputs on which the class changes.
-    """
+    """Whether a few draws differ and their seeds decide; by how much of the largest logit, and share of classes."""
 
     random: bool
     seeded: bool
@@ -79,12 +67,11 @@ class RandomEvaluation(Result):
     natural, robust: the inputs are a sample; natural_over_draws, robust_over_draws: they are the population, and only
     the draws are a sample. in_sample, fresh: accuracy of the perturbations that were searched on K frozen draws, on
     these draws (too low, as they were fitted) and on the selection draws. single_draw: what a single-draw evaluation
-    reports. adversaries: how often each gave the perturbation that counts. shared: the inputs that had a scoring draw
-    in common. more: accuracies after several attempts, by name.
+    reports. adversaries: how often each gave the perturbation that counts. more: accuracies after several attempts.
     """
 
     kind: ClassVar[str] = "stochastic"
-    in_memory: ClassVar[str] = "scores y x_adv"
+    in_memory: ClassVar[str] = "now scores x_adv"
     derived: ClassVar[str] = "converged"
 
     natural: Estimate
@@ -99,11 +86,9 @@ class RandomEvaluation(Result):
     draws: int
     selection_draws: int
     scoring_draws: int
-    shared: int
     confidence: float = 0.95
     more: Mapping[str, Estimate]
     scores: Scores
-    y: NDArray[np.int64]
     x_adv: Tensor
 
     @property
@@ -119,53 +104,48 @@ class RandomEvaluation(Result):
 
     def votes(self, votes: int) -> Estimate:
         """Robust accuracy if the majority of `votes` draws answers, on the same perturbations."""
-        return self.scores.votes(votes, self.y, self.confidence)
+        return self.scores.votes(votes, self.confidence)
 
     def table(self) -> Table:
-        own = {
+        rows = {
             "natural": self.natural,
             "natural, these inputs": self.natural_over_draws,
             "robust": self.robust,
+            "robust, these inputs": self.robust_over_draws,
+            **self.more,
         }
-        rows = {**own, "robust, these inputs": self.robust_over_draws, **self.more}
         lines = [(name, percent(v), between(v)) for name, v in rows.items()]
         records = [{"accuracy": k, "value": float(v), "low": v.low, "high": v.high} for k, v in rows.items()]
         return Table(("accuracy", "mean", f"{self.confidence:.0%} interval"), lines, records)
 
     def figure(self) -> Any:
-        rows = [("natural", self.natural), ("robust", self.robust), *self.more.items()]
-        return bars(rows, "expected accuracy")
+        return bars([("natural", self.natural), ("robust", self.robust), *self.more.items()], "accuracy")
 
     def sentences(self) -> list[str]:
-        held = (
-            "Robust accuracies hold against the perturbations found: a stronger attack can only lower them. "
-            f"Cost: {self.cost.forwards:,} forward and {self.cost.backwards:,} backward passes."
-        )
-        if not self.randomness.random:
-            return [
-                f"The model is deterministic: {_TRIED} seeds gave the same logits, and every number is exact.",
-                held,
-            ]
-        enough, more = (
-            ("within", "") if self.converged else ("above", f": attack more draws (draws={2 * self.draws})")
-        )
-        return [
-            "The adversary knew the model, the labels and the law of its randomness, and could draw from it at will: "
-            f"{self.draws} frozen draws to search on, {self.selection_draws} further ones to choose between "
-            f"perturbations. It did not know the {self.scoring_draws} fresh draws per input that answer.",
-            f"The perturbations searched on {self.draws} draws have {percent(self.in_sample)} on these draws and "
-            f"{percent(self.fresh)} on the selection draws; the difference is {enough} the tolerance of "
-            f"{TOLERANCE:.0%}{more}.",
-            f"One draw taken as the model's answer would have printed {percent(self.single_draw)}.",
-            held,
+        said = [
+            f"The model is deterministic: {_TRIED} seeds gave the same logits, and every number is exact."
         ]
+        if self.randomness.random:
+            enough = "within" if self.converged else f"above (attack more: draws={2 * self.draws})"
+            said = [
+                "The adversary knew the model, the labels and the law of its randomness, and could draw from it at "
+                f"will: {self.draws} frozen draws to search on, {self.selection_draws} further ones to choose between "
+                f"perturbations. It did not know the {self.scoring_draws} fresh draws per input that answer.",
+                f"The perturbations searched on {self.draws} draws have {percent(self.in_sample)} on these draws and "
+                f"{percent(self.fresh)} on the selection draws, {enough} the tolerance of {TOLERANCE:.0%}.",
+                f"One draw taken as the model's answer would have printed {percent(self.single_draw)}.",
+            ]
+        held = (
+            "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
+        )
+        return [*said, f"{held} Cost: {self.cost}."]
 
 
 def evaluate_random(case: Case, attempts: Sequence[float] = ()) -> RandomEvaluation:
     """`randens.evaluate` for a random classifier, or an ensemble some of whose members are random."""
     model, inputs, confidence = case.rec, case.data, RandomEvaluation.confidence
     tries = [whole("attempts", q, 1, _MOST, " for a random model") for q in attempts]
-    most = max(m.draws for m in members_of(model) if isinstance(m, RandomizedModel))
+    most = max(member.draws for member in model.members if isinstance(member, RandomizedModel))
     found = randomness(model, inputs.x)
     if not found.seeded:
         raise InputError(
@@ -173,27 +153,29 @@ def evaluate_random(case: Case, attempts: Sequence[float] = ()) -> RandomEvaluat
             "the `generator` argument of forward, or give a factory that makes a module from a seed"
         )
     most, fewest = (most, _FEWEST) if found.random else (1, 1)
-    run = _Adversary(case, max(fewest, most))
-    gradual, last = _plan(case.attacks)
+    run, rows = _Adversary(case, max(fewest, most)), np.arange(len(inputs))
+    plans = [attack.on_draws() for attack in case.attacks]
+    gradual = [attack for repeated, _ in plans for attack in repeated]
     # K = most/8, most/4, most/2, most; at least 8 where there are as many.
     for draws in sorted({max(min(_FIRST, most), most // part) for part in (8, 4, 2, 1)}):
         in_sample, fresh = run.attack(gradual, draws)
         if abs(fresh - in_sample) <= TOLERANCE:
             break
-    for other, cap in last:
+    for other, cap in (pair for _, once in plans for pair in once):
         run.find(other, min(cap, draws), "one frozen draw" if cap == 1 else other.name)
-    single = run.single_draw()
-    best, rows = run.choose(), np.arange(len(inputs))
-    # The first candidates are the inputs themselves.
-    selected = [1 - part.mean() for part in (run.risks[0], run.risks[best, rows])]
-    count = max(
-        1, *tries, _scoring_draws(selected, len(inputs), TOLERANCE / 2, confidence) if found.random else 1
-    )
+    single, best = run.single_draw(), run.choose()
+    # Enough draws per input for an interval over draws of half the tolerance, fixed before the first: no stopping at
+    # lucky ones. The first candidates are the inputs themselves.
+    z, half = NormalDist().inv_cdf((1 + confidence) / 2), TOLERANCE / 2
+    selected = [1 - float(part.mean()) for part in (run.risks[0], run.risks[best, rows])]
+    worst = max(accuracy * (1 - accuracy) for accuracy in selected)
+    wanted = math.ceil(z * z * worst / (len(inputs) * half * half))
+    count = max(*tries, min(_MOST, max(fewest, wanted)) if found.random else 1, 1)
     x_adv = torch.stack(run.points)[torch.from_numpy(best), torch.from_numpy(rows)]
     first = _SCORE + 100_000 * run.seed
     natural = score(model, inputs.x, inputs.y, count, seed=first)
     robust = score(model, x_adv, inputs.y, count, seed=first + 50_000_000)
-    run.cost += Cost(forwards=2 * count * len(inputs) * len(members_of(model)))
+    run.cost += Cost(forwards=2 * count * len(inputs) * len(model))
     return RandomEvaluation(
         about=case.about,
         notes=case.notes,
@@ -211,33 +193,10 @@ def evaluate_random(case: Case, attempts: Sequence[float] = ()) -> RandomEvaluat
         draws=draws,
         selection_draws=len(run.selection),
         scoring_draws=count,
-        shared=robust.shared,
         more={f"robust after {q} attempts": robust.after(q, confidence) for q in tries},
         scores=robust,
-        y=inputs.y.numpy(),
         x_adv=x_adv,
     )
-
-
-def _scoring_draws(accuracies: Sequence[float], inputs: int, half: float, confidence: float) -> int:
-    """Draws per input for an interval over draws of ± `half`, fixed before the first: no stopping at lucky ones."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    worst = max(accuracy * (1 - accuracy) for accuracy in accuracies)
-    return min(_MOST, max(_FEWEST, math.ceil(z * z * worst / (inputs * half * half))))
-
-
-def _plan(attacks: Sequence[Attack]) -> tuple[list[Attack], list[tuple[Attack, int]]]:
-    """The attacks repeated with more and more draws, and those made once on at most so many; a suite has its own."""
-    gradual: list[Attack] = []
-    last: list[tuple[Attack, int]] = []
-    for one in attacks:
-        if not isinstance(one, Suite):
-            gradual.append(one)
-            continue
-        margin = create("adaptive-pgd-margin", one.threat, seed=one.seed)
-        gradual += [create("eot", one.threat, seed=one.seed), margin]
-        last += [(create("saddle", one.threat, orders=1, restarts=1, seed=one.seed), _SADDLE), (margin, 1)]
-    return gradual, last
 
 
 class _Adversary:
@@ -256,9 +215,7 @@ class _Adversary:
 
     def attack(self, attacks: Sequence[Attack], draws: int) -> tuple[float, float]:
         """Attack `draws` draws with each attack: accuracy on them, and on the selection draws."""
-        inside, outside = (
-            np.stack(part) for part in zip(*(self.find(a, draws, a.name) for a in attacks), strict=True)
-        )
+        inside, outside = map(np.stack, zip(*(self.find(a, draws, a.name) for a in attacks), strict=True))
         chosen, rows = np.argmax(inside, axis=0), np.arange(len(self.x))
         return 1 - float(inside[chosen, rows].mean()), 1 - float(outside[chosen, rows].mean())
 
@@ -282,37 +239,19 @@ class _Adversary:
     def _ends(self, attack: EOT) -> list[int]:
         """The candidates at which the ascents of `eot` end; they do not depend on frozen draws, so are found once."""
         if attack not in self._found:
-            with frozen(self.model), torch.enable_grad():
-                batches = (torch.split(part, attack.batch_size) for part in (self.x, self.y))
-                parts = [attack.ends(self.model, x, y, x, attack.seed) for x, y in zip(*batches, strict=True)]
-            passes = len(self.x) * 2 * attack.steps * attack.passes(self.model)
-            self.cost += Cost(passes, passes)
+            ends, cost = attack.ends_from(self.model, self.x, self.y)
+            self.cost += cost
             first = len(self.points)
-            for points in zip(*parts, strict=True):
-                self._add(attack.name, 0, torch.cat(points))
+            for points in ends:
+                self._add(attack.name, 0, points)
             self._found[attack] = list(range(first, len(self.points)))
         return self._found[attack]
 
-    def single_draw(self, steps: int = 40) -> float:
-        """The accuracy of a single-draw evaluation: one draw per step, fooled as soon as one answer is wrong."""
-        drawn, seed = sources(self.model), _OTHER + self.seed
-        point, kept = self.x.clone(), self.x.clone()
-        fooled = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
-        generator = torch.Generator().manual_seed(seed)
-        with frozen(self.model), torch.enable_grad():
-            for k in range(steps):
-                rows = (~fooled).nonzero().flatten()
-                if not len(rows):
-                    break
-                found = draw_gradients(drawn, point[rows], self.y[rows], expected_margin, 1, seed + 13 * k)
-                passes = len(rows) * len(found.weights)
-                self.cost += Cost(passes, passes)
-                pick = int(torch.multinomial(found.weights.cpu(), 1, generator=generator))
-                kept[rows] = point[rows]
-                fooled[rows[found.z[pick].argmax(dim=1) != self.y[rows]]] = True
-                step = 2 * self.threat.eps * (1 - k / steps) * self.threat.steepest(found.mean)
-                point[rows] = self.threat.project(point[rows] + step, self.x[rows])
-        self._add("single draw", 1, kept)
+    def single_draw(self) -> float:
+        """The accuracy of a single-draw evaluation."""
+        points, fooled, cost = single_draw_ascent(self.model, self.threat, self.x, self.y, _OTHER + self.seed)
+        self.cost += cost
+        self._add("single draw", 1, points)
         return 1 - float(fooled.double().mean())
 
     def choose(self) -> NDArray[np.int64]:
@@ -340,30 +279,24 @@ class _Adversary:
         return np.asarray(draws.risk(x_adv.to(self.x), self.y).cpu())
 
 
-def score(
-    model: RandomizedModel | RandomizedEnsemble, x: Tensor, y: Tensor, draws: int, *, seed: int = _SCORE
-) -> Scores:
+def score(rec: RandomizedEnsemble, x: Tensor, y: Tensor, draws: int, *, seed: int = _SCORE) -> Scores:
     """`draws` fresh answers to every input, shared by groups of inputs where a factory would make too many modules."""
-    members = members_of(model)
-    probs = np.array(model.probs.tolist() if isinstance(model, RandomizedEnsemble) else [1.0])
     n = len(x)
-    random = [m for m in members if isinstance(m, RandomizedModel) and not m.independent(x)]
+    random = [m for m in rec.members if isinstance(m, RandomizedModel) and not m.independent(x)]
     limit = min([_BUILDS if m.factory is not None else _CALLS for m in random] or [n * draws])
     groups = max(1, min(n, limit // draws))
     # Neighbors in a data set are often alike; a fixed shuffle spreads them over the groups.
     generator = np.random.default_rng(seed)
     group = generator.permutation(np.arange(n) % groups)
     rows = [torch.from_numpy(np.flatnonzero(group == g)) for g in range(groups)] if groups < n else []
-    values, predicted = np.zeros((n, draws)), np.zeros((n, draws), dtype=np.int64)
-    answers = generator.choice(len(members), size=(n, draws), p=probs / probs.sum())
-    for index, (member, weight) in enumerate(zip(members, probs, strict=True)):
-        classes = np.zeros((n, 0), dtype=np.int64)
-        for draw in range(draws if isinstance(member, RandomizedModel) else 1):
-            base = seed + (index * draws + draw) * max(n, 1)
-            classes = np.column_stack([classes, _classes(member, x, rows, base)])
+    values, predicted, probs = np.zeros((n, draws)), np.zeros((n, draws), dtype=np.int64), rec.probs.numpy()
+    answers = generator.choice(len(rec), size=(n, draws), p=probs / probs.sum())
+    for index, (member, weight) in enumerate(zip(rec.members, probs.tolist(), strict=True)):
+        own = range(index * draws, index * draws + (draws if isinstance(member, RandomizedModel) else 1))
+        classes = np.stack([_classes(member, x, rows, seed + draw * max(n, 1)) for draw in own], axis=1)
         values += weight * (classes == y.numpy()[:, None])
-        predicted = np.where(answers == index, np.broadcast_to(classes, predicted.shape), predicted)
-    return Scores(np.clip(values, 0.0, 1.0), predicted, group)
+        predicted = np.where(answers == index, classes, predicted)
+    return Scores(np.clip(values, 0.0, 1.0), predicted, y.numpy(), group)
 
 
 def _classes(member: nn.Module, x: Tensor, rows: list[Tensor], seed: int) -> NDArray[np.int64]:
@@ -381,13 +314,11 @@ def _classes(member: nn.Module, x: Tensor, rows: list[Tensor], seed: int) -> NDA
     return found.numpy()
 
 
-def randomness(model: RandomizedModel | RandomizedEnsemble, x: Tensor) -> Randomness:
-    """Check on a few inputs with a few seeds whether the model is random and its seed determines the draw."""
+def randomness(rec: RandomizedEnsemble, x: Tensor) -> Randomness:
+    """Check on a few inputs with a few seeds whether members are random and their seeds determine the draw."""
     few = x[:_LOOKED]
     random, seeded, difference, changed = False, True, 0.0, 0.0
-    for member in members_of(model):
-        if not isinstance(member, RandomizedModel):
-            continue
+    for member in (one for one in rec.members if isinstance(one, RandomizedModel)):
         with frozen(member), torch.no_grad():
             draws = [member.freeze(_OTHER + s)(few.to(member.device)) for s in range(_TRIED)]
             again = member.freeze(_OTHER)(few.to(member.device))
@@ -402,8 +333,3 @@ def randomness(model: RandomizedModel | RandomizedEnsemble, x: Tensor) -> Random
         moved = torch.stack([z.argmax(dim=1) != draws[0].argmax(dim=1) for z in draws[1:]]).any(dim=0)
         changed = max(changed, float(moved.double().mean()))
     return Randomness(random, seeded, difference, changed)
-
-
-def members_of(model: RandomizedModel | RandomizedEnsemble) -> list[nn.Module]:
-    """The members of an ensemble, or the model itself."""
-    return list(model.members) if isinstance(model, RandomizedEnsemble) else [model]

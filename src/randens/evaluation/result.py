@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +18,11 @@ from randens.core.errors import InputError
 from randens.core.files import plain
 from randens.ensemble import RandomizedEnsemble, check_probs
 from randens.evaluation.conflict import Conflict
-from randens.evaluation.intervals import Estimate, estimate, joint
 from randens.evaluation.tables import Accuracy, Result, Row, Table, bars, probs_text, table_of
-from randens.risk import RiskProfile, Theorem1Test, bounds, rule_of_thumb, theorem1_test, two_classifiers
+from randens.risk import RiskProfile, bounds, theorem1_test, two_classifiers
+from randens.risk.intervals import Estimate, estimate, joint
 from randens.risk.sets import from_words
-from randens.risk.theorems import Bounds
+from randens.risk.theorems import Bounds, Theorem1Test
 from randens.threat import Threat
 from randens.witness import WitnessPool
 from randens.witness.fingerprints import fingerprint
@@ -30,7 +31,6 @@ THREAT_MODEL = (
     "The attacker knows the members and their probabilities but not the draw; every query is a fresh draw. "
     "Robust accuracies hold against the perturbations found: a stronger attack can only lower them."
 )
-MISSING = "Gradients are missing"
 _ATTEMPTS = (1, 2, 10, math.inf)  # in every document
 _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 
@@ -39,8 +39,7 @@ _FOUND = {"": "(no member fooled)", "clean": "no attack needed"}
 class Pair:
     """Theorem 1 for members i and j: sampling between them beats both iff conflict > difference.
 
-    together: whether an attack sampled both. Where none did, `conflict` only says that no perturbation was met that
-    fools both, and `helps` means nothing. test: an interval for conflict − difference over the choice of inputs.
+    together: whether an attack sampled both; else nothing is known. test: conflict − difference, with an interval.
     """
 
     i: int
@@ -65,7 +64,7 @@ class Evaluation(Result):
     """
 
     kind: ClassVar[str] = "evaluation"
-    in_memory: ClassVar[str] = "pool x"
+    in_memory: ClassVar[str] = "now pool x"
 
     clean: NDArray[np.bool_]
     pool: WitnessPool
@@ -132,11 +131,6 @@ class Evaluation(Result):
         return self.pool.best(self.probs)[0]
 
     @property
-    def accuracy(self) -> Accuracy:
-        """Natural and robust accuracy of the randomized ensemble at its probabilities."""
-        return Accuracy(self.natural, self.robust)
-
-    @property
     def natural(self) -> Estimate:
         """Expected accuracy on the unperturbed inputs; a float with `low` and `high`."""
         return self._mean(1 - self.clean @ self.probs)
@@ -189,9 +183,8 @@ class Evaluation(Result):
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """Theorem 1's condition for every two members."""
-        found, both_of = [], list(itertools.combinations(range(self.members), 2))
-        for i, j in both_of:
-            level = joint(self.confidence, len(both_of))
+        found, level = [], joint(self.confidence, max(1, math.comb(self.members, 2)))
+        for i, j in itertools.combinations(range(self.members), 2):
             both = self.profile.restrict((i, j))
             two, test = two_classifiers(both), theorem1_test(both, self.n, confidence=level)
             gap = abs(two.member_risks[0] - two.member_risks[1])
@@ -208,13 +201,7 @@ class Evaluation(Result):
     def found_by(self) -> dict[str, int]:
         """How many worst cases each attack found; "clean" needed none, "" are inputs where no member is fooled."""
         rows = self.pool.best(self.probs)[1].tolist()
-        sources = [self.pool.sources[row] if row >= 0 else "" for row in rows]
-        return {name: sources.count(name) for name in sorted(set(sources))}
-
-    @property
-    def without_gradients(self) -> str:
-        """A headline if attacks met zero or NaN gradients, else nothing."""
-        return next((note for note in self.notes if note.startswith(MISSING)), "")
+        return dict(sorted(Counter(self.pool.sources[row] if row >= 0 else "" for row in rows).items()))
 
     def check(self, rec: RandomizedEnsemble) -> None:
         """Raise an error if this is the evaluation of another ensemble."""
@@ -223,22 +210,18 @@ class Evaluation(Result):
 
     def rows(self, name: str = "") -> list[Row]:
         """Members, the randomized ensemble at each of its probabilities, the average of all logits."""
-        flops = np.array(self.flops, dtype=np.float64)
+        flops, own = np.array(self.flops, dtype=np.float64), Accuracy(self.natural, self.robust)
         if self.members == 1:
-            return [Row(name or "member 0", self.accuracy, float(flops[0]), "single")]
-        title = f"{name} " if name else ""
-        members = enumerate(zip(self.member_accuracies, flops.tolist(), strict=True))
-        found = [Row(f"{title}member {i}", accuracy, cost, "member") for i, (accuracy, cost) in members]
+            return [Row(name or "member 0", own, float(flops[0]), "single")]
+        found = [("member", f"member {i}", one, flops[i]) for i, one in enumerate(self.member_accuracies)]
         for label, probs in self.also.items():
             if not np.allclose(probs, self.probs):
-                found.append(Row(f"{title}sampled, {label}", self.at(probs), float(probs @ flops), "also"))
-        shown = f"{title}sampled, α = {probs_text(self.probs)}"
-        found.append(Row(shown, self.accuracy, self.expected_flops, "randomized"))
+                found.append(("also", f"sampled, {label}", self.at(probs), probs @ flops))
+        found.append(("randomized", f"sampled, α = {probs_text(self.probs)}", own, self.expected_flops))
         if (whole := self.deterministic) is not None:
-            found.append(
-                Row(f"{title}average of all {self.members}", whole, float(flops.sum()), "deterministic")
-            )
-        return found
+            found.append(("deterministic", f"average of all {self.members}", whole, flops.sum()))
+        title = f"{name} " if name else ""
+        return [Row(f"{title}{label}", accuracy, float(cost), kind) for kind, label, accuracy, cost in found]
 
     def table(self) -> Table:
         draws = ("query", "client") if self.members > 1 else ("query",)
@@ -250,22 +233,19 @@ class Evaluation(Result):
         return bars([(row.name, row.accuracy.robust) for row in self.rows()], "robust accuracy")
 
     def sentences(self) -> list[str]:
-        said = [f"{self.without_gradients}."] if self.without_gradients else []
+        said = []
         if self.members > 1:
-            limits, thumb = self.bounds, rule_of_thumb(self.member_risks).high
-            said += [
-                f"Risk at any probabilities: floor {limits.floor:.4f}, ceiling {limits.ceiling:.4f} (Theorem 3); "
+            said = [
+                f"Risk at any α: floor {self.bounds.floor:.4f}, ceiling {self.bounds.ceiling:.4f} (Theorem 3); "
                 f"here {1 - self.robust:.4f}. Randomization gain Σ α_i η_i − η(α): {self.gain:.4f}.",
-                *([] if self.conflict is None else [self.conflict.sentence]),
+                *([] if self.conflict is None else self.conflict.sentences()),
                 self._theorem1(),
-                f"A further member should have a risk of at most {thumb:.4f} (rule of thumb).",
             ]
         if self.members > 1 and self.classes == 2:
-            vote = "With two classes some deterministic threshold vote is at least as robust: "
-            said.append(f"{vote}the advantage of sampling is compute alone.")
+            vote = "With two classes some deterministic threshold vote is at least as robust"
+            said.append(f"{vote}: the advantage of sampling is compute alone.")
         found = ", ".join(f"{_FOUND.get(name, name)} {count}" for name, count in self.found_by.items())
-        cost = f"{self.cost.forwards:,} forward and {self.cost.backwards:,} backward member passes"
-        said.append(f"Worst cases found by: {found}. Cost: {cost}.")
+        said.append(f"Worst cases found by: {found}. Cost: {self.cost}.")
         said += [f"{what} chosen on {split}." for what, split in self.chosen_on.items()]
         if self.verified is not None:
             said.append("Scored again: {:,} stored witnesses, of which {:,} hold.".format(*self.verified))
@@ -273,12 +253,10 @@ class Evaluation(Result):
 
     def _theorem1(self) -> str:
         """Theorem 1 for the pairs that an attack sampled together; about the others nothing is known."""
-        helpful = []
+        helpful, apart = [], [f"{p.i}+{p.j}" for p in self.pairs if not p.together]
         for pair in (p for p in self.pairs if p.together and p.helps):
-            test, chance = pair.test, "" if pair.test.verdict == "helps" else ", may be chance"
-            limits = f"{self.confidence:.0%} interval {test.low:.3f} to {test.high:.3f}"
-            helpful.append(f"{pair.i}+{pair.j} (by {test.value:.3f}, {limits}{chance})")
-        apart = [f"{p.i}+{p.j}" for p in self.pairs if not p.together]
+            chance = "" if pair.test.verdict == "helps" else ", may be chance"
+            helpful.append(f"{pair.i}+{pair.j} (by {pair.test.value:.3f}{chance})")
         rest = f"; not attacked together: {', '.join(apart)}." if apart else "."
         known = len(self.pairs) - len(apart)
         return f"Pairs that beat both members (Theorem 1): {', '.join(helpful) or 'none'} of {known}{rest}"
@@ -294,12 +272,8 @@ class Evaluation(Result):
             "source_names": names,
             "sources": [names.index(source) for source in self.pool.sources],
         }
-        return {
-            **super().content(),
-            "threat_model": THREAT_MODEL,
-            "summary": self.summary(),
-            "witnesses": witnesses,
-        }
+        extra = {"threat_model": THREAT_MODEL, "summary": self.summary(), "witnesses": witnesses}
+        return {**super().content(), **extra}
 
     def summary(self) -> dict[str, Any]:
         """The numbers that follow from the witnesses, as plain values."""
@@ -316,7 +290,5 @@ class Evaluation(Result):
         members, names = len(about["probs"]), found["source_names"]
         fooled = from_words("it", found["fooled"], members)
         sources = [names[i] for i in found["sources"]]
-        return {
-            **document,
-            "pool": WitnessPool(about["n"], members, found["inputs"], fooled, sources=sources),
-        }
+        pool = WitnessPool(about["n"], members, found["inputs"], fooled, sources=sources)
+        return {**document, "pool": pool}

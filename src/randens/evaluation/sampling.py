@@ -7,19 +7,19 @@ the value at an attacked α is within `tol` of the pool's optimum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from randens.core.errors import InputError, number, whole
+from randens.attacks.base import AttackLike
+from randens.core.errors import InputError
 from randens.evaluation.evaluate import Witnesses
-from randens.evaluation.inputs import AttackLike, Settings, chosen_split, prepare
-from randens.evaluation.intervals import Estimate
+from randens.evaluation.inputs import Settings, chosen_split, prepare
 from randens.evaluation.tables import Result, Table, bars, percent
 from randens.risk import RiskProfile, Sampling, cutting_planes
+from randens.risk.intervals import Estimate
 from randens.witness import WitnessPool
 
 if TYPE_CHECKING:
@@ -37,14 +37,13 @@ class AttackedSampling(Result, Sampling):
     """
 
     kind: ClassVar[str] = "sampling"
-    in_memory: ClassVar[str] = "pool certificate"
+    in_memory: ClassVar[str] = "now pool certificate"
     derived: ClassVar[str] = "converged claim gap support member_risks"
 
     profile: RiskProfile
     pool: WitnessPool
     tol: float
     exact_oracle: bool = False
-    clean_risks: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def converged(self) -> bool:
@@ -69,12 +68,7 @@ class AttackedSampling(Result, Sampling):
         elif not self.converged:
             left = f"not settled: others may be better by up to {self.gap:.2g}, allow more sweeps"
         oracle = "exact" if self.exact_oracle else "a heuristic: a stronger attack may change both"
-        sweeps = f"{self.sweeps} sweep{'s' if self.sweeps != 1 else ''}"
-        return f"smallest {what}{against}: {left} ({sweeps}; the attack is {oracle})"
-
-    def head(self) -> list[tuple[str, str]]:
-        """The same with the probabilities that the ensemble has so far."""
-        return [(f"{key} so far" if key == "α" else key, value) for key, value in self.about.lines]
+        return f"smallest {what}{against}: {left} (sweeps: {self.sweeps}; the attack is {oracle})"
 
     def table(self) -> Table:
         rows = list(enumerate(zip(self.probs.tolist(), self.member_risks.tolist(), strict=True)))
@@ -89,8 +83,8 @@ class AttackedSampling(Result, Sampling):
     def sentences(self) -> list[str]:
         said = [f"Risk {self.risk:.6f}; these probabilities have the {self.claim}."]
         if self.upper is not None:
-            bound = f"at most {self.upper:.4f}, {self.confidence:.0%} confidence"
-            said.append(f"Risk against the perturbations found: {bound}.")
+            new = f"on new inputs at most {self.upper:.4f}, {self.confidence:.0%} confidence"
+            said.append(f"Risk against the perturbations found: {new}.")
         return said
 
 
@@ -140,11 +134,6 @@ def optimize_sampling(
     >>> best.lower_bound <= best.risk <= best.profile.risk([0.5, 0.5])
     True
     """
-    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 <= tol < 1:
-        raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
-    whole("max_sweeps", max_sweeps)
-    if confidence is not None and not 0 < (confidence := number("confidence", confidence)) < 1:
-        raise InputError(f"confidence is {confidence!r}; it must lie between 0 and 1, e.g. 0.95")
     with prepare(model, data, attack, **chosen_split(data, settings)) as case:
         rec = case.rec
         case.need_members("probabilities are chosen")
@@ -153,12 +142,11 @@ def optimize_sampling(
                 f"data is the test split of {case.data.name}; choose probabilities on its validation split, and "
                 "evaluate them on the test split"
             )
-        known = Witnesses(rec, case.data, case.threat, store=case.store, progress=case.progress)
+        known = Witnesses(case)
         # The probabilities that an earlier call attacked, in order: with them it is continued exactly.
         about = ("sampling", *map(repr, case.attacks))
-        attacked = known.note(partial(_alphas, len(rec)), *about) or []
+        attacked: Any = known.note(lambda a: np.array(a, float).reshape(-1, len(rec)).tolist(), *about) or []
         tried, start = attacked[:-1], attacked[-1] if attacked else rec.probs.tolist()
-        clean = known.clean.mean(axis=0)
 
         def attack_at(probs: NDArray[np.float64]) -> RiskProfile:
             if [probs.tolist()] != attacked[-1:]:
@@ -169,18 +157,12 @@ def optimize_sampling(
             return known.pool.profile()
 
         options: Any = {"tol": tol, "max_sweeps": max_sweeps, "attempts": attempts, "confidence": confidence}
-        found = cutting_planes(attack_at, start, tried=tried, clean_risks=clean, **options)
+        found = cutting_planes(attack_at, start, tried=tried, clean_risks=known.clean.mean(axis=0), **options)
         return AttackedSampling(
-            **{entry.name: getattr(found, entry.name) for entry in fields(Sampling)},
-            **case.head(known),
+            **vars(found),
+            **known.head(),
             profile=known.pool.profile(),
             pool=known.pool,
             tol=float(tol),
             exact_oracle=all(one.exact for one in case.attacks),
-            clean_risks=clean,
         )
-
-
-def _alphas(members: int, noted: Any) -> list[list[float]]:
-    """Probabilities of so many members, one α per line."""
-    return np.array(noted, dtype=np.float64).reshape(-1, members).tolist()

@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from randens._version import __version__
-from randens.attacks import Attack, Cost
+from randens.attacks import Cost
 from randens.core.errors import FileError, InputError
 from randens.core.files import plain, read_json, write_json
 from randens.data import called
-from randens.evaluation.intervals import Estimate
+from randens.risk.intervals import Estimate
 from randens.risk.sets import from_words, to_words
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """What a result is about: the members' fingerprint, α, the inputs, the threat as `Threat.to_dict` gives it, the
-    attacks' names and options, and how the call normalized the members' inputs.
-    """
+    """What a result is about: ensemble is the members' fingerprint, threat and attacks are as `to_dict` gives them."""
 
     ensemble: str
     probs: tuple[float, ...]
@@ -48,16 +46,11 @@ class About:
     version: str = __version__
 
     @property
-    def lines(self) -> list[tuple[str, str]]:
-        """α, ε, attack and inputs, for people."""
-        found = {
-            "α": probs_text(self.probs) if len(self.probs) > 1 else None,
-            "ε" if "eps" in self.threat else "set": radius_text(self.threat),
-            "attack": " + ".join(attack_name(a) for a in self.attacks),
-            "n": f"{self.n} inputs of {called(self.data, self.split)}",
-            "input": self.preprocessing,
-        }
-        return [(key, value) for key, value in found.items() if value]
+    def text(self) -> str:
+        """Data, number of inputs, threat and attacks behind a number."""
+        attacks = " + ".join(map(attack_name, self.attacks))
+        parts = [called(self.data, self.split), f"{self.n} inputs", radius_text(self.threat)]
+        return ", ".join(parts + ([f"attacked with {attacks}"] if attacks else []))
 
 
 @dataclass(frozen=True)
@@ -121,7 +114,7 @@ class Result(ABC):
     """
 
     kind: ClassVar[str]
-    in_memory: ClassVar[str] = ""
+    in_memory: ClassVar[str] = "now"
     derived: ClassVar[str] = ""
 
     about: About
@@ -144,10 +137,6 @@ class Result(ABC):
             drawn.savefig(os.fspath(path))
         return drawn
 
-    def head(self) -> list[tuple[str, str]]:
-        """α, ε, attack and inputs, for people."""
-        return self.about.lines
-
     def sentences(self) -> list[str]:
         """What the table means, in words."""
         return []
@@ -159,9 +148,10 @@ class Result(ABC):
         return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in self._lines())}</p>"
 
     def _lines(self) -> list[str]:
-        about = [f"{key:<7}{value}" if len(key) < 7 else f"{key} {value}" for key, value in self.head()]
-        said = self.sentences()
-        return [*about, *said, *(f"Note: {note}." for note in self.notes if f"{note}." not in said)]
+        about, probs = self.about, getattr(self, "probs", self.about.probs)  # those chosen, of a choice
+        alpha = f", α = {probs_text(probs)}" if len(probs) > 1 else ""
+        given = f"; members are given {about.preprocessing}" if about.preprocessing else ""
+        return [f"{about.text}{alpha}{given}.", *(f"Note: {note}." for note in self.notes), *self.sentences()]
 
     def to_frame(self) -> Any:
         """The table as a pandas data frame, with numbers instead of text."""
@@ -173,9 +163,7 @@ class Result(ABC):
 
     def content(self) -> dict[str, Any]:
         """The entries of the document."""
-        missing = ("now", *self.in_memory.split())
-        stored = [one.name for one in fields(self) if one.name not in missing]
-        return {name: getattr(self, name) for name in (*stored, *self.derived.split())}
+        return _stored(self) | {name: getattr(self, name) for name in self.derived.split()}
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary for JSON; `from_json` reads it."""
@@ -211,17 +199,22 @@ class Result(ABC):
             raise FileError(f"{Path(path)}: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
-        said = (
-            " is in memory only and not in a file: compute it again" if name in self.in_memory.split() else ""
-        )
-        raise AttributeError(f"{type(self).__name__}.{name}{said or ' does not exist'}")
+        where = "in memory only and not in a file: compute it again"
+        raise AttributeError(f"{name} is {where if name in self.in_memory.split() else 'no attribute'}")
+
+
+def _stored(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, without those in memory only."""
+    missing = getattr(value, "in_memory", "").split()
+    return {one.name: getattr(value, one.name) for one in fields(value) if one.name not in missing}
 
 
 def _written(value: Any) -> Any:
     """A value as JSON has it: sets of members as words, NaN as null, infinite numbers as strings."""
-    if isinstance(value, Result):
-        own = value.content()
-        return {key: _written(own[key]) for key in own if key not in ("about", "notes", "cost")}
+    if isinstance(value, Result):  # within another one, which is about the same
+        value = {k: v for k, v in value.content().items() if k not in ("about", "notes", "cost")}
+    elif is_dataclass(value) and not hasattr(value, "to_json"):
+        value = _stored(value)
     if isinstance(value, Mapping):
         return {key: _written(part) for key, part in value.items()}
     if isinstance(value, np.ndarray) and value.dtype == np.bool_:
@@ -276,10 +269,7 @@ def _made(kind: Any, value: Mapping[str, Any], about: Any) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """One classifier in a table: its accuracies and the FLOPs of one inference.
-
-    kind: "single", "member", "also" (at other probabilities), "randomized" or "deterministic".
-    """
+    """One classifier in a table: its accuracies, the FLOPs of one inference, and what kind of classifier it is."""
 
     name: str
     accuracy: Accuracy
@@ -320,13 +310,6 @@ def new_axes(x: str, y: str, height: float = 4.0) -> tuple[Any, Any]:
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     return figure, axes
-
-
-def attack_options(attack: Attack) -> dict[str, Any]:
-    """An attack's name and its options as plain values."""
-    found = {option.name: getattr(attack, option.name) for option in fields(attack)}
-    simple = {k: v for k, v in found.items() if v is None or isinstance(v, (str, int, float, bool))}
-    return {"name": attack.name, **simple}
 
 
 def attack_name(options: Mapping[str, Any]) -> str:

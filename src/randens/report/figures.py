@@ -19,10 +19,11 @@ import numpy as np
 
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
-from randens.evaluation import Curve, Estimate, Evaluation
+from randens.evaluation import Curve, Evaluation
 from randens.evaluation.tables import count
 from randens.report.runs import LoadedRun, load_run
 from randens.risk import RiskProfile, Sampling, candidates, optimal_sampling
+from randens.risk.intervals import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,7 +24,7 @@ from randens.core.files import write_atomic
 from randens.evaluation.result import THREAT_MODEL
 from randens.evaluation.tables import probs_text
 from randens.report.figures import solve
-from randens.report.runs import LoadedRun, about_text, labels, load_runs, verdicts
+from randens.report.runs import LoadedRun, labels, load_runs, verdicts
 from randens.report.sections import cards, missing, results, sections
 from randens.risk import RiskProfile, Sampling, candidates
 from randens.risk.theorems import MOST_CANDIDATE_MEMBERS
@@ -104,7 +104,7 @@ def _lead(one: LoadedRun) -> str:
     result = one.evaluation
     if result is None:
         return "A random classifier." if one.results else "This run has not been evaluated yet."
-    about = about_text(result.about)
+    about = result.about.text
     if result.members == 1:
         return f"One network, {result.classes} classes; {about}."
     said = f"One of {result.members} members is sampled for every answer, α = {probs_text(result.probs)}; {about}."

@@ -12,12 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from randens.attacks import create
 from randens.core.errors import RandensError
 from randens.data import Data, as_data
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation import Evaluation
 from randens.evaluation.evaluate import Witnesses
-from randens.evaluation.inputs import run_data
+from randens.evaluation.inputs import Case, run_data
 from randens.report.runs import LoadedRun
 from randens.threat import Threat
 from randens.witness import WitnessPool, WitnessStore
@@ -58,7 +59,8 @@ def gallery(one: LoadedRun, result: Evaluation) -> list[Example] | str:
         if len(data.shape) != 3 or len(data) <= chosen[-1]:
             return f"inputs of shape {data.shape} are not the pictures that were evaluated"
         few = data.subset(torch.tensor(chosen))
-        pool = Witnesses(rec, few, result.threat, store=WitnessStore(one.run.path)).pool
+        attack = create("fgsm", result.threat)  # only the threat matters: nothing is attacked
+        pool = Witnesses(Case(rec, few, (attack,), store=WitnessStore(one.run.path))).pool
         return draw(rec.with_probs(result.probs), few, pool, result.threat, chosen)
     except RandensError as error:
         return str(error)

@@ -20,21 +20,13 @@ from randens.core.files import read_json
 from randens.core.runs import Run
 from randens.data import called
 from randens.ensemble import RandomizedEnsemble, load
-from randens.evaluation import (
-    Advice,
-    AttackedSampling,
-    Curve,
-    Estimate,
-    Evaluation,
-    RandomEvaluation,
-    difference,
-)
-from randens.evaluation.intervals import joint
-from randens.evaluation.tables import About, Result, attack_name, percent, radius_text
+from randens.evaluation import Advice, AttackedSampling, Curve, Evaluation, RandomEvaluation
+from randens.evaluation.tables import Result, attack_name, percent, radius_text
+from randens.risk.intervals import Estimate, difference, joint
 from randens.training.methods import METHOD_NAMES
 from randens.witness.fingerprints import fingerprint
 
-__all__ = ["LoadedRun", "about_text", "against", "load_run", "load_runs", "tried", "verdicts", "worth"]
+__all__ = ["LoadedRun", "against", "load_run", "load_runs", "tried", "verdicts", "worth"]
 
 _RESULTS: tuple[type[Result], ...] = (
     Evaluation,
@@ -215,7 +207,7 @@ def headline(one: LoadedRun) -> str:
         robust = result.robust
         return (
             f"Robust accuracy {percent(robust)} ({result.confidence:.0%} interval {percent(robust.low)} to "
-            f"{percent(robust.high)}): {about_text(result.about)}."
+            f"{percent(robust.high)}): {result.about.text}."
         )
     if "stochastic" in one.results:
         return f"{one.name}: robust accuracy {percent(one.results['stochastic'].robust)}."
@@ -281,13 +273,6 @@ def budget(name: str, passes: float, baselines: dict[str, float]) -> str:
         f"{other} is not an equal-budget baseline: training {name} took {passes / spent:.1f} times its member passes. "
         "One network trained that long is the fair comparison."
     )
-
-
-def about_text(about: About) -> str:
-    """Data, number of inputs, attacks and threat behind a number."""
-    attacks = " + ".join(map(attack_name, about.attacks))
-    parts = [called(about.data, about.split), f"{about.n} inputs", radius_text(about.threat)]
-    return ", ".join(parts + ([f"attacked with {attacks}"] if attacks else []))
 
 
 def _interval(gained: Estimate, confidence: float) -> str:

@@ -18,7 +18,7 @@ from randens.evaluation.tables import Row, Table, between, count, percent, probs
 from randens.report import figures
 from randens.report.figures import MOST_SOLVED, Point
 from randens.report.pictures import Example, gallery
-from randens.report.runs import LoadedRun, about_text, gain, labels, tried, worth
+from randens.report.runs import LoadedRun, gain, labels, tried, worth
 
 _COMMANDS = {
     "advice": ("what to deploy", "randens advise {}"),
@@ -123,7 +123,7 @@ def results(runs: Sequence[LoadedRun]) -> Section | None:
     if first is None:
         return None
     said = "Lines are confidence intervals. A sampled answer costs one member; hollow: after 10 attempts."
-    caption = f"{about_text(first.about)}. Exact over the sampling, on the worst perturbations found."
+    caption = f"{first.about.text}. Exact over the sampling, on the worst perturbations found."
     table = table_of(rows, first.confidence)
     table.lines.extend(left)
     return Section("results", "Results", [], [(caption, table)], [_compute(points, said)])
@@ -174,12 +174,12 @@ def _random(result: RandomEvaluation) -> Section:
         for one in result.adversaries
     ]
     heads = ("adversary", "draws seen", "accuracy on fresh draws", "chosen for inputs")
-    about = f"Perturbations of each adversary, on draws that it did not attack: {about_text(result.about)}."
+    about = f"Perturbations of each adversary, on draws that it did not attack: {result.about.text}."
     return Section("random", "How random is it", result.sentences(), [(about, Table(heads, rows))])
 
 
 def _deploy(advice: Advice) -> Section:
-    about = f"{about_text(advice.about)}, attempts: {advice.attempts:g}; every option meets all perturbations found."
+    about = f"{advice.about.text}, attempts: {advice.attempts:g}; every option meets all perturbations found."
     kinds = {"member": "best"}
     points = [Point(o.name, o.flops, o.accuracy.robust, kinds.get(o.kind, o.kind)) for o in advice.options]
     picture = _compute(points, "The options of the table.")
@@ -203,7 +203,7 @@ def _attempts(result: Evaluation) -> Section | None:
     )
     picture = Picture(figures.data_uri(figures.attempts, result), words, "Bands are confidence intervals.")
     table = Table(("attempts", "sampled per query", "sampled per client"), rows)
-    about = f"{about_text(result.about)}. Of the perturbations found, the best for so many attempts."
+    about = f"{result.about.text}. Of the perturbations found, the best for so many attempts."
     return Section("attempts", "Robust accuracy against attempts", [said], [(about, table)], [picture])
 
 
@@ -219,7 +219,7 @@ def _landscape(one: LoadedRun, result: Evaluation) -> Section | None:
     chosen: AttackedSampling | None = one.results.get("sampling")
     if chosen is not None:
         said += [
-            f"Chosen: α = {probs_text(chosen.probs)}, on {about_text(chosen.about)}.",
+            f"Chosen: α = {probs_text(chosen.probs)}, on {chosen.about.text}.",
             *chosen.sentences(),
         ]
     elif result.members <= MOST_SOLVED:
@@ -252,7 +252,7 @@ def _together(result: Evaluation) -> Section | None:
         "by one perturbation, outnumber the difference of their risks (Theorem 1). The last column is the share of ε "
         "left to a perturbation that must fool both (joint reach). –: unknown, as no attack sampled both."
     )
-    about = f"{about_text(result.about)}; {len(rows)} of {len(result.pairs)} pairs."
+    about = f"{result.about.text}; {len(rows)} of {len(result.pairs)} pairs."
     return Section(
         "together", "Which members are fooled together", [said], [(about, Table(heads, rows))], [picture]
     )
@@ -264,7 +264,7 @@ def _radius(result: Evaluation | None, curve: Curve) -> Section:
     rules = [(float(threat["eps"]), "evaluated ε")] if same else []
     words = f"Robust accuracy at {len(curve.points)} radii"
     source = figures.data_uri(figures.curve, curve, rules)
-    table = (f"{about_text(curve.about)}.", curve.table())
+    table = (f"{curve.about.text}.", curve.table())
     picture = Picture(source, words, "Bands are confidence intervals.")
     return Section("radius", "Robust accuracy against ε", [], [table], [picture])
 
@@ -273,13 +273,11 @@ def _audit(result: Evaluation | None, audit: Audit) -> Section:
     said = audit.sentences()
     if result is not None and audit.about.probs != result.about.probs:
         said.append("The audit looked at other probabilities than the evaluation: run it again.")
-    return Section(
-        "audit", "Can the numbers be trusted?", said, [(f"{about_text(audit.about)}.", audit.table())]
-    )
+    return Section("audit", "Can the numbers be trusted?", said, [(f"{audit.about.text}.", audit.table())])
 
 
 def _certified(found: Certification) -> Section:
-    about = f"{about_text(found.about)}."
+    about = f"{found.about.text}."
     return Section("certified", "Certified bounds", found.sentences(), [(about, found.table())])
 
 

@@ -1,6 +1,5 @@
 """The theory of randomized ensembles in NumPy and SciPy: profiles, bounds, sampling probabilities."""
 
-from randens.risk.ceiling import Ceiling, ceiling_from_conflicts, close_pairs
 from randens.risk.optimal import (
     Sampling,
     best_step,
@@ -13,8 +12,6 @@ from randens.risk.profile import RiskProfile
 from randens.risk.sampling import cutting_planes, optimal_sampling
 from randens.risk.theorems import (
     FIGURE_3,
-    Bounds,
-    Theorem1Test,
     TwoClassifiers,
     auxiliary_risk,
     bounds,
@@ -30,19 +27,14 @@ from randens.risk.theorems import (
 
 __all__ = [
     "FIGURE_3",
-    "Bounds",
-    "Ceiling",
     "RiskProfile",
     "Sampling",
-    "Theorem1Test",
     "TwoClassifiers",
     "auxiliary_risk",
     "best_step",
     "bounds",
     "candidate_sampling",
     "candidates",
-    "ceiling_from_conflicts",
-    "close_pairs",
     "cutting_planes",
     "exact_sampling",
     "explain",

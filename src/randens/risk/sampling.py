@@ -14,7 +14,7 @@ from randens.core.files import Plain
 from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import Sampling, exact_sampling, retried_sampling, subgradient_sampling
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import as_attempts, as_probs, frozen
+from randens.risk.sets import as_attempts, as_number, as_probs, frozen
 from randens.risk.theorems import candidate_sampling
 
 _WORTHLESS = 1e-9  # what a member adds that is no more than rounding
@@ -159,8 +159,10 @@ def cutting_planes(
     [0.5, 0.5]
     """
     alpha = as_probs(start, name="start")
-    if not 0 <= tol < np.inf:
-        raise InputError(f"tol must be a number of at least 0, got {tol!r}")
+    if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < 1:
+        raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
+    if confidence is not None:
+        confidence = as_number("confidence", confidence, 0.5, 1.0)
     limit = whole("max_sweeps", max_sweeps)
     clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
     attacked = [as_probs(point, len(alpha), name="tried") for point in tried]

@@ -15,10 +15,11 @@ from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainc, betaincinv
+from scipy.special import betainc
 
 from randens.core.errors import InputError, whole
 from randens.core.files import Plain
+from randens.risk.intervals import Estimate, exact_binomial
 from randens.risk.optimal import Sampling
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_number, as_probs, as_risks, frozen
@@ -146,20 +147,17 @@ def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: flo
     )
     sides = ((conflict + first, second), (conflict + second, first))
     value = min(up - down for up, down in sides) / inputs
+
+    def share(count: int, tail: float) -> Estimate:
+        return exact_binomial(count, inputs, 1 - 2 * tail)
+
     # Below: whichever side is the smaller one, its own limit must fail. Above: both limits must hold.
-    low = min(_limit(up, inputs, alpha / 4, 0) - _limit(down, inputs, alpha / 4, 1) for up, down in sides)
-    high = min(_limit(up, inputs, alpha / 8, 1) - _limit(down, inputs, alpha / 8, 0) for up, down in sides)
+    low = min(share(up, alpha / 4).low - share(down, alpha / 4).high for up, down in sides)
+    high = min(share(up, alpha / 8).high - share(down, alpha / 8).low for up, down in sides)
     # P(at least `up` heads in up + down tosses of a fair coin).
     p_value = max(float(betainc(up, down + 1, 0.5)) if up else 1.0 for up, down in sides)
     verdict = "helps" if p_value <= alpha else "does not help" if high <= 0 else "undecided"
     return Theorem1Test(value, low, high, p_value, 1.0 - alpha, verdict)
-
-
-def _limit(count: int, n: int, alpha: float, upper: int) -> float:
-    """Clopper and Pearson's lower or upper limit of a share."""
-    if count == upper * n:
-        return float(upper)
-    return float(betaincinv(count + upper, n - count + 1 - upper, 1.0 - alpha if upper else alpha))
 
 
 def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:

@@ -11,19 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit, xlogy
 
 from randens.core.errors import InputError, whole
+from randens.risk.sets import as_number
 
 
 class Estimate(float):
-    """A mean over inputs, a float with `low` and `high` for that over the distribution the inputs come from.
-
-    The interval covers the choice of inputs only, not what a stronger attack might find.
-
-    Examples
-    --------
-    >>> found = Estimate(0.5, 0.4, 0.6)
-    >>> float(found), found.low, found.high, f"{found:.1%}"
-    (0.5, 0.4, 0.6, '50.0%')
-    """
+    """A mean over inputs, a float with `low` and `high`: its interval over the choice of inputs, not over attacks."""
 
     low: float
     high: float
@@ -52,12 +44,7 @@ class Estimate(float):
 
 
 def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean of values in [0, 1] with Wilson's score interval, conservative where values lie between zero and one.
-
-    >>> found = estimate([0, 1, 1, 1])
-    >>> float(found), found.low < 0.75 < found.high
-    (0.75, True)
-    """
+    """Mean of values in [0, 1] with Wilson's score interval, conservative where values lie between zero and one."""
     sample, mean = _checked(values)
     n = len(sample)
     z = _quantile(confidence)
@@ -67,11 +54,7 @@ def estimate(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
 
 def difference(first: ArrayLike, second: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """Mean of first − second over the same inputs, with the normal interval of the paired differences.
-
-    >>> float(difference([1, 1, 0], [0, 1, 0])) == 1 / 3
-    True
-    """
+    """Mean of first − second over the same inputs, with the normal interval of the paired differences."""
     one, two = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if one.shape != two.shape or one.ndim != 1 or not len(one):
         raise InputError(
@@ -94,10 +77,6 @@ def two_way(values: ArrayLike, confidence: float = 0.95) -> Estimate:
 
     Each seed shifts all inputs, and each input all seeds. Their half-widths, by analysis of variance with Student's
     quantile, add up as squares. For comparisons give the differences of two trainings, seed by seed.
-
-    >>> found = two_way([[1.0, 0.0, 1.0], [0.5, 0.0, 0.0]])
-    >>> float(found) == 2.5 / 6, found.low < 0 < found.high
-    (True, True)
     """
     table = np.asarray(values, dtype=np.float64)
     if table.ndim != 2 or min(table.shape) < 2 or not np.isfinite(table).all():
@@ -143,23 +122,16 @@ def bounded_mean(values: ArrayLike, confidence: float = 0.95) -> Estimate:
     return Estimate(mean, min(low, mean), max(high, mean))
 
 
-def widened(inner: Estimate, n: int, confidence: float = 0.95) -> Estimate:
-    """An interval for the mean over a population, from one for n inputs of it; their error probabilities add up."""
-    tail = _error(confidence) / 2
-    low, high = 1 - _bentkus(1 - inner.low, n, tail), _bentkus(inner.high, n, tail)
-    return Estimate(inner, min(low, inner.low), max(high, inner.high))
-
-
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Shares of correct answers on fresh draws, values [n, m]: 0 or 1 where one member answers.
+    """Shares of correct answers on fresh draws, values [n, m]; inputs of one group [n] had their m draws in common.
 
-    predicted [n, m]: the class that one draw of the whole model gives. group [n]: inputs with the same number had
-    their m draws in common.
+    predicted [n, m]: the class that one draw of the whole model gives. y [n]: the labels.
     """
 
     values: NDArray[np.float64]
     predicted: NDArray[np.int64]
+    y: NDArray[np.int64]
     group: NDArray[np.int64]
 
     @property
@@ -172,20 +144,21 @@ class Scores:
         mean = float(self.values.mean())
         if exact:
             return Estimate(mean, mean, mean)
-        if self.shared == 1:
-            return _independent(self.values.ravel(), confidence)
         sums = np.zeros((int(self.group.max()) + 1, self.values.shape[1]))
         np.add.at(sums, self.group, self.values)
         # Groups differ in size by one at most; dividing by the largest keeps every call's value in [0, 1].
         scale = self.shared * len(sums) / len(self.values)
-        calls = bounded_mean((sums / self.shared).ravel(), confidence)
+        interval = _independent if self.shared == 1 else bounded_mean
+        calls = interval((sums / self.shared).ravel(), confidence)
         return Estimate(mean, min(mean, calls.low * scale), min(1.0, max(mean, calls.high * scale)))
 
     def over_inputs(self, confidence: float) -> Estimate:
         """Mean over the distribution of the inputs; where they share draws, that over draws widened for n inputs."""
-        if self.shared > 1:
-            half = (1 + confidence) / 2
-            return widened(self.over_draws(half), len(self.values), half)
+        if self.shared > 1:  # the error probabilities of two intervals add up
+            half, n = (1 + confidence) / 2, len(self.values)
+            inner, tail = self.over_draws(half), _error(half) / 2
+            low, high = 1 - _bentkus(1 - inner.low, n, tail), _bentkus(inner.high, n, tail)
+            return Estimate(inner, min(low, inner.low), max(high, inner.high))
         means = self.values.mean(axis=1)
         return (_independent if self.values.shape[1] == 1 else bounded_mean)(means, confidence)
 
@@ -199,24 +172,21 @@ class Scores:
                 means[k] = (k * column * means[k - 1] + (seen - k) * means[k]) / seen
         return self._grouped(means[attempts], confidence)
 
-    def votes(self, votes: int, y: NDArray[np.int64], confidence: float) -> Estimate:
+    def votes(self, votes: int, confidence: float) -> Estimate:
         """Accuracy of the majority of `votes` draws, ties broken at random; every draw is used once."""
-        draws = self.predicted.shape[1]
+        draws, n = self.predicted.shape[1], np.arange(len(self.y))
         whole("votes", votes, 1, draws, ", the number of scoring draws")
-        classes = int(max(self.predicted.max(), y.max())) + 1
-        found = []
+        classes, found = np.arange(1 + max(self.predicted.max(), self.y.max())), []
         for first in range(0, draws - votes + 1, votes):
-            ballots = self.predicted[:, first : first + votes]
-            counts = (ballots[:, :, None] == np.arange(classes)).sum(axis=1)
+            counts = (self.predicted[:, first : first + votes, None] == classes).sum(axis=1)
             leading = counts == counts.max(axis=1, keepdims=True)
-            found.append(leading[np.arange(len(y)), y] / leading.sum(axis=1))
+            found.append(leading[n, self.y] / leading.sum(axis=1))
         return self._grouped(np.mean(found, axis=0), confidence)
 
     def _grouped(self, values: NDArray[np.float64], confidence: float) -> Estimate:
         """Mean of values [n] in [0, 1]; inputs that shared draws count as one."""
-        sums = np.bincount(self.group, values)
-        inside = bounded_mean(np.clip(sums / np.bincount(self.group), 0, 1), confidence)
-        mean = float(values.mean())
+        shared = np.bincount(self.group, values) / np.bincount(self.group)
+        inside, mean = bounded_mean(np.clip(shared, 0, 1), confidence), float(values.mean())
         return Estimate(mean, min(mean, inside.low), max(mean, inside.high))
 
 
@@ -257,9 +227,7 @@ def _bentkus(mean: float, n: int, tail: float) -> float:
 
 
 def _error(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise InputError(f"confidence is {confidence!r}; it must lie between 0 and 1, e.g. 0.95")
-    return 1 - confidence
+    return 1 - as_number("confidence", confidence, high=1.0)
 
 
 def _quantile(confidence: float) -> float:
