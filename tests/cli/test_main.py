@@ -133,8 +133,6 @@ HOSTILE = [
     ("data", "fetch", LONG),
     ("zoo", "load", LONG),
     ("evalute", "x"),
-    ("explain",),
-    ("doctor", "--nope"),
 ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tests.data import official
 from typer.testing import CliRunner
@@ -92,8 +93,9 @@ def test_damage_in_the_cache_is_noticed_and_mended(cache: Path, damage: str) -> 
         path.mkdir()
     else:
         content[-1000] ^= damage == "pixel"
-        wrong = bytes(content).replace(b'"U8"', b'"F8"' if damage == "type" else b'"U8"')
-        path.write_bytes({"cut": wrong[:-100], "empty": b""}.get(damage, wrong))
+        other = safetensors.torch.save({k: torch.zeros(3).bfloat16() for k in ("images", "labels")})
+        wrong = {"cut": content[:-100], "empty": bytearray(), "type": bytearray(other)}
+        path.write_bytes(wrong.get(damage, content))
     with pytest.raises(FileError, match=r"test\.safetensors .*randens data fetch cifar10"):
         data.load("cifar10", "test")
     with pytest.raises(FileError, match="damaged"):

@@ -135,9 +135,7 @@ def test_two_processes_write_at_once(tmp_path: Path) -> None:
     "damage",
     [
         "UPDATE points SET bits = 'text'",
-        "UPDATE searches SET risk = 'text'",
         "UPDATE searches SET forwards = 9e999",
-        "DROP TABLE notes",
         "CREATE VIEW endless AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) SELECT n FROM r",
     ],
 )
@@ -161,5 +159,3 @@ def test_other_files_are_one_sentence(tmp_path: Path) -> None:
     store.path.write_bytes(b"not a database" * 100)
     with pytest.raises(FileError, match=r"witnesses\.sqlite .* not a database"):
         store.load(scope(b"a", b"b"))
-    with pytest.raises(FileError, match=r"x\.sqlite"):
-        WitnessStore(store.path / "x.sqlite").load(scope(b"a"))
