@@ -131,7 +131,6 @@ HOSTILE = [
     *((name, "fifo") for name in ("sample", "advise", "audit", "certify", "report", "export", "serve")),
     ("report", "run", "--figure", LONG),
     ("data", "fetch", LONG),
-    ("zoo", "load", LONG),
     ("evalute", "x"),
 ]
 

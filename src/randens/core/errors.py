@@ -46,7 +46,7 @@ def whole(name: str, value: Any, least: int = 1, most: int = 1 << 53, why: str =
     """`value` if it is a whole number from `least` to `most`; else `InputError`, ending with `why`."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         valid = f"≥ {least}" if most == 1 << 53 else f"from {least} to {most}"
-        raise InputError(f"{name} is {_shown(value)}; it must be a whole number {valid}{why}")
+        raise InputError(f"{name} is {shown(value)}; it must be a whole number {valid}{why}")
     return int(value)
 
 
@@ -63,11 +63,12 @@ def number(name: str, value: object) -> float:
     except (ValueError, OverflowError, ZeroDivisionError):
         pass
     if not math.isfinite(found):
-        raise InputError(f"{name} is {_shown(value)}; it must be a number or a fraction, e.g. 0.03 or 8/255")
+        raise InputError(f"{name} is {shown(value)}; it must be a number or a fraction, e.g. 0.03 or 8/255")
     return found
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value in a message, of bounded length."""
     try:
         return f"{value!r:.100}"
     except ValueError:

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from randens.core.errors import InputError, number
+from randens.core.errors import InputError, number, shown
 from randens.core.files import AnyPath, file_errors, read_file
 from randens.threat import Threat
 
@@ -422,8 +422,8 @@ def _sentence(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         message = str(error["ctx"]["error"])
         return f"{name}: {message}" if name else message
     given, reason = error["input"], str(error["msg"]).partition(", unable")[0]
-    shown = " a table or list" if isinstance(given, (dict, list)) else f" {given!r}"[:60]
-    return f"{name} is{shown}; {reason[:1].lower()}{reason[1:]}"
+    value = "a table or list" if isinstance(given, (dict, list)) else shown(given)[:60]
+    return f"{name} is {value}; {reason[:1].lower()}{reason[1:]}"
 
 
 def _fields(model: type[BaseModel], path: list[str]) -> dict[str, FieldInfo]:
