@@ -19,8 +19,8 @@ from tests.attacks.planted import linear, planted, truth
 from torch import Tensor, nn
 
 from randens import RandomizedEnsemble, Threat, attacks, interop
+from randens.attacks.proposals import View
 from randens.core.errors import InputError, ModelError
-from randens.interop.attack_libraries import View
 
 MODULES = {
     "foolbox": "foolbox",
@@ -37,7 +37,7 @@ def package(name: str) -> Any:
         return pytest.importorskip(MODULES[name], reason=f"{name} is missing; `make test` installs it")
 
 
-def made(name: str, threat: Threat, **options: Any) -> interop.Foreign:
+def made(name: str, threat: Threat, **options: Any) -> attacks.Foreign:
     """Each package's own projected gradient descent."""
     found, linf = package(name), threat.norm == "linf"
     if name == "foolbox":
@@ -85,7 +85,7 @@ def test_the_mixture_and_the_members_both_add_witnesses(name: str) -> None:
     given = planted("linf", n=40, members=3, d=12, conflict=0.3, seed=1)
     both = made(name, given.threat)(given.rec, given.x, given.y)
     # One attack alone, on the mixture as if it were a single member, is not stronger.
-    mixed = made(name, given.threat)(RandomizedEnsemble([interop.Mixture(given.rec)]), given.x, given.y)
+    mixed = made(name, given.threat)(RandomizedEnsemble([attacks.Mixture(given.rec)]), given.x, given.y)
     assert 0 < float(given.rec.risk(mixed.x_adv, given.y).mean()) <= float(both.risk.mean())
     assert bool((both.risk.numpy() <= truth(given) + 1e-12).all())
     ours = attacks.create("pgd", given.threat)(given.rec, given.x, given.y).pool
@@ -179,13 +179,13 @@ def test_the_mixture_is_the_log_of_the_mean_softmax_and_does_not_underflow() -> 
     expected = torch.einsum(
         "m,mnc->nc", given.rec.probs, given.rec.logits(given.x).double().softmax(dim=2)
     ).log()
-    mixture = interop.Mixture(given.rec)
+    mixture = attacks.Mixture(given.rec)
     assert torch.allclose(mixture(given.x).double(), expected, atol=1e-5)
     view = View(attacks.Search(given.rec, given.x, given.y, given.threat), mixture)
     assert torch.allclose(view(view.show(given.x)).double(), expected, atol=1e-5)
     members = [linear(torch.tensor([[s, 0.0], [0.0, s]]), torch.zeros(2)) for s in (2000.0, -2000.0)]
     x = torch.tensor([[0.5, 0.25], [0.1, 0.9]], requires_grad=True)
-    z = interop.Mixture(RandomizedEnsemble(members, [1.0, 0.0]))(x)
+    z = attacks.Mixture(RandomizedEnsemble(members, [1.0, 0.0]))(x)
     assert torch.allclose(z.detach(), torch.tensor([[0.0, -500.0], [-1600.0, 0.0]]))
     (gradient,) = torch.autograd.grad(z[:, 1].sum(), x)
     assert bool(torch.isfinite(gradient).all())
@@ -285,12 +285,12 @@ def test_a_plain_function_is_an_attack() -> None:
         )
         return x + 10 * gradient.sign()  # whatever is too far is projected
 
-    own = interop.from_function(up, given.threat)
+    own = attacks.from_function(up, given.threat)
     found = own(given.rec, given.x, given.y)
     assert given.threat.contains(found.x_adv, given.x).all()
     assert "up" in own.name
     assert set(found.sources) == {"clean", own.name} or set(found.sources) == {own.name}
     assert float(found.risk.mean()) > float(given.rec.risk(given.x, given.y).mean())
-    assert interop.from_function(lambda *given: given[1], given.threat).description != own.description
+    assert attacks.from_function(lambda *given: given[1], given.threat).description != own.description
     with pytest.raises(InputError, match="function is 'pgd'"):
-        interop.from_function("pgd", given.threat)  # type: ignore[arg-type]
+        attacks.from_function("pgd", given.threat)  # type: ignore[arg-type]

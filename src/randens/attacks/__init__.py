@@ -7,6 +7,7 @@ from randens.attacks.eot import EOT
 from randens.attacks.exact import Exact, Finite
 from randens.attacks.lattice import Lattice
 from randens.attacks.pgd import APGD, FGSM, PGD, AdaptiveFGSM, AdaptivePGD
+from randens.attacks.proposals import Foreign, Mixture, from_function
 from randens.attacks.result import AttackResult, Cost
 from randens.attacks.saddle import Saddle
 from randens.attacks.search import Search
@@ -26,13 +27,16 @@ __all__ = [
     "Exact",
     "FGSM",
     "Finite",
+    "Foreign",
     "Lattice",
+    "Mixture",
     "PGD",
     "Saddle",
     "Search",
     "Square",
     "Suite",
     "create",
+    "from_function",
     "names",
     "register",
 ]

@@ -259,7 +259,7 @@ def as_attacks(
     if not given or not all(isinstance(item, (Attack, str)) for item in given):
         raise InputError(
             f"attack is {attack!r}; give names, attacks of randens.attacks.create, or of a function f(model, x, y) "
-            "randens.interop.from_function(f, threat)"
+            "randens.attacks.from_function(f, threat)"
         )
     own = {item.threat for item in given if isinstance(item, Attack)}
     if len(own) > 1:

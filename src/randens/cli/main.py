@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from randens._version import __version__
+from randens import __version__
 from randens.core.errors import FileError, RandensError, RandensWarning
 
 COMMANDS = {

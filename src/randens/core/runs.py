@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
-from randens._version import __version__
+from randens import __version__
 from randens.core.errors import FileError
 from randens.core.files import AnyPath, encoded, file_errors, parse_json, read_file, read_json, write_json
 

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from randens import models
-from randens._version import __version__
+from randens import __version__, models
 from randens.attacks import Attack, Cost
 from randens.attacks.base import AttackLike
 from randens.core.errors import FileError, InputError, RandensWarning

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from randens._version import __version__
+from randens import __version__
 from randens.attacks import Cost
 from randens.core.errors import FileError, InputError
 from randens.core.files import plain, read_json, write_json

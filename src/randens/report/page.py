@@ -18,7 +18,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import ArrayLike
 
-from randens._version import __version__
+from randens import __version__
 from randens.core.errors import InputError, ModelError
 from randens.core.files import write_atomic
 from randens.evaluation.result import THREAT_MODEL
