@@ -126,9 +126,12 @@ def _failed(error: Exception, words: list[str]) -> int:
     package = (getattr(error, "name", None) or "").partition(".")[0]
     extra = next((extra for extra, names in _EXTRAS.items() if package in names.split()), None)
     if isinstance(error, TyperException):
-        # A group without a subcommand has already shown its help.
         code, message = error.exit_code, error.format_message().strip()
-        if message and (context := getattr(error, "ctx", None)) is not None:
+        context = getattr(error, "ctx", None)
+        if context is not None and message == context.get_help().strip():  # a group without a subcommand
+            sys.stderr.write(f"{message}\n")
+            return code
+        if context is not None:
             message = (
                 f"{message.replace('Value error, ', '').rstrip('.')}; see `{context.command_path} --help`"
             )

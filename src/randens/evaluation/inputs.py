@@ -20,7 +20,7 @@ from randens import models
 from randens.attacks import Attack
 from randens.attacks.base import AttackLike, as_attacks
 from randens.core.devices import on_device
-from randens.core.errors import FileError, InputError, RandensError, RandensWarning
+from randens.core.errors import FileError, InputError, RandensError, RandensWarning, unknown
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data, check_range, names
@@ -123,8 +123,11 @@ def prepare(
     seed: int = 0,
     folder: WitnessStore | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    **other: object,
 ) -> Iterator[Case]:
     """Model, data and attacks that fit each other, on the device, with gradients; members are left as they were."""
+    for name in other:
+        unknown("argument", name, Settings.__annotations__)
     is_run = isinstance(model, (str, os.PathLike)) and (Path(model) / "manifest.json").is_file()
     run = Run.open(model) if is_run else None
     if run is not None and data is None:
