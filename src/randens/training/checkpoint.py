@@ -165,6 +165,10 @@ def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord) -
             averaged.load_state_dict(part(tensors, f"averaged.{index}"))
     for index, parameter in enumerate(_parameters(stage)):
         for key, value in part(tensors, f"optimizer.{index}").items():
+            if key != "step" and value.shape != parameter.shape:  # torch would write beyond it
+                raise RuntimeError(
+                    f"{key} has shape {tuple(value.shape)}, its weight {tuple(parameter.shape)}"
+                )
             like = torch.empty_like(parameter) if value.shape == parameter.shape else torch.empty_like(value)
             stage.optimizer.state[parameter][key] = like.copy_(value)
     stage.probs, stage.epoch, stage.stopping = np.array(record.probs), record.epoch, record.stopping
