@@ -149,7 +149,7 @@ class _Work:
         randomized, deterministic = [], []
         risks = {"sampled": whole.risk}
         if method == "barre":
-            randomized = [_pair(self._evaluate(self._sampled(prefix)).accuracy) for prefix in prefixes]
+            randomized = [_pair(self._evaluate(self._sampled(prefix))) for prefix in prefixes]
         if averages:
             every = [*(self._evaluate(prefix, average=True) for prefix in prefixes), whole]
             deterministic = [_pair(found.deterministic) for found in every if found.deterministic is not None]
@@ -162,7 +162,7 @@ class _Work:
             probs=tuple(rec.probs.tolist()),
             flops=whole.flops,
             individual=tuple(_pair(accuracy) for accuracy in whole.member_accuracies),
-            randomized=(*randomized, _pair(whole.accuracy)),
+            randomized=(*randomized, _pair(whole)),
             uniform=_pair(whole.at(None)),
             deterministic=tuple(deterministic),
             risks={name: tuple(np.round(values, 6).tolist()) for name, values in risks.items()},
@@ -224,8 +224,8 @@ def _l2(threat: Threat, dimension: int) -> Threat:
     return Threat("l2", 2.0 * (threat.eps / (8 / 255)) * math.sqrt(dimension / 3072), threat.bounds)
 
 
-def _pair(accuracy: Accuracy) -> Pair:
-    return accuracy.natural.value, accuracy.robust.value
+def _pair(found: Accuracy | Evaluation) -> Pair:
+    return found.natural.value, found.robust.value
 
 
 def _tuples(value: Any) -> Any:

@@ -361,7 +361,7 @@ def test_one_signature_and_one_kind_of_result(name: str, tmp_path: Path) -> None
     arrays = ((X[:4] + 0).numpy(), Y[:4].tolist())
     again = function(RandomizedEnsemble(linear), arrays, *attack, threat=Threat("linf", 0.01))
     assert (again.about.n, again.about.threat["eps"]) == (4, 0.01)
-    with pytest.raises(TypeError, match="epsilon"):
+    with pytest.raises(InputError, match="unknown argument 'epsilon'; did you mean eps"):
         function(linear, "digits", *attack, epsilon=0.1)
     for model in (None, 3, [], [3], {"a": linear[0]}):
         with pytest.raises(InputError, match=r"model is an? .*; give a module, a list of modules"):
