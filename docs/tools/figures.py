@@ -25,8 +25,8 @@ from randens.risk import FIGURE_3, RiskProfile, bounds, candidates, optimal_samp
 FOLDER = Path(__file__).parents[1] / "figures"
 BLUE, ORANGE, GREEN, PURPLE = figures.COLORS[:4]
 GRAY = "#9a9a9a"
-# Three ResNet-20s trained by BARRE, attacked at uniform probabilities on 2,000 test images of CIFAR-10.
-MEASURED = "cifar10-resnet20-barre-m3", "evaluation-uniform.json"
+# Five ResNet-20s, trained independently to their plateau, under the suite on the first test images of CIFAR-10.
+MEASURED = "cifar10-resnet20-iat-m5", "evaluation.json"
 
 # Three linear classifiers of the plane: f_i is right where w_i·δ < b_i, seen from an input at the origin.
 WEIGHTS = np.array([[1.0, 0.15], [0.25, 1.0], [-0.7, 0.6]])

@@ -195,7 +195,7 @@ def _average(method: str, judge: str, found: Evaluation, m: int, out: Path) -> E
     if m == found.members:
         return None if found.deterministic is None else found.deterministic.robust
     mean = Evaluation.load(path) if path.is_file() else None
-    return None if mean is None else mean.robust
+    return None if mean is None or mean.n != found.n else mean.robust
 
 
 def _verdict(method: str, found: dict[str, Evaluation]) -> str:
