@@ -40,9 +40,6 @@ def optimal(model: NoisyLinear, x: Tensor, y: Tensor) -> Tensor:
     return x - EPS * (2 * y[:, None] - 1) * model.w.detach().sign()
 
 
-# ---- intervals -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("p", [0.03, 0.3, 0.6])
 @pytest.mark.parametrize("n", [5, 40])
 def test_bounded_means_cover_zeros_and_ones_exactly_as_often_as_promised(p: float, n: int) -> None:
@@ -126,9 +123,6 @@ class Offset(nn.Module):
         return torch.stack([-margin, margin], dim=1) / 2
 
 
-# ---- the linear case -----------------------------------------------------------------------------------------------
-
-
 def test_the_noisy_linear_model_has_its_closed_form_accuracy() -> None:
     linear, (x, y) = noisy_linear(60)
     truth = float(linear.truth(x, y, EPS).mean())
@@ -174,9 +168,6 @@ def test_draws_are_added_until_the_attacked_ones_are_no_longer_fitted(
     assert early.fresh - early.in_sample > found.fresh - found.in_sample
 
 
-# ---- several attempts and votes ----
-
-
 @given(st.integers(1, 12), st.integers(0, 12), st.integers(1, 12))
 def test_attempts_are_unbiased(draws_made: int, right: int, attempts: int) -> None:
     right, attempts = min(right, draws_made), min(attempts, draws_made)
@@ -211,9 +202,6 @@ def test_retries_hurt_and_votes_help_a_noisy_model() -> None:
         evaluate_random(RandomizedModel(linear, 8), data, quick(THREAT), attempts=float("inf"))
     with pytest.raises(InputError, match="draw is 'client'"):
         found.after(2, "client")
-
-
-# ---- worked cases on the digits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", DIGITS)
@@ -256,9 +244,6 @@ def test_an_ensemble_with_random_members_is_exact_over_members() -> None:
     assert found.robust_over_draws.low - 0.005 <= truth <= found.robust_over_draws.high
 
 
-# ---- audit and single questions ------------------------------------------------------------------------------------
-
-
 def test_the_audit_passes_a_model_with_good_gradients_and_enough_draws() -> None:
     linear, (x, y) = noisy_linear(24)
     found = audit(RandomizedModel(linear, 16), (x, y), threat=THREAT)
@@ -291,9 +276,6 @@ def test_the_audit_sees_gradients_that_are_noise_and_draws_that_are_too_few() ->
     assert not found["gradients-above-noise"].passed
     assert "samples=128" in found["gradients-above-noise"].advice
     assert not found.passed
-
-
-# ---- models that are no usable random models ----------------------------------------------------------------------
 
 
 def test_a_deterministic_model_is_recognised_and_evaluated_exactly() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -75,8 +76,10 @@ def test_one_member_and_one_sampled_member(tmp_path: Path) -> None:
     alone = text_of(chosen_run(tmp_path / "alone", chosen_evaluation(1), method="at"))
     assert "nothing to sample" in alone
     assert "landscape" not in alone
-    fixed = text_of(chosen_run(tmp_path / "fixed", chosen_evaluation(3, probs=[0, 1, 0])))
+    noted = replace(chosen_evaluation(3, probs=[0, 1, 0]), notes=("Gradients are missing",))
+    fixed = text_of(chosen_run(tmp_path / "fixed", noted))
     assert "α selects member 1" in fixed
+    assert "Gradients are missing." in fixed
     assert "against attempts" not in fixed
 
 

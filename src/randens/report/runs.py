@@ -185,9 +185,11 @@ def labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 
 def verdicts(runs: Sequence[LoadedRun]) -> list[str]:
-    """The number of the first run, whether its sampling pays, the run against each of the others, and their budgets."""
+    """The first run: its number, whether sampling pays, notes, the comparison with each of the others, budgets."""
     first, names = runs[0].evaluation, labels(runs)
-    said = [headline(runs[0])] + ([] if first is None else [worth(first)])
+    said = [headline(runs[0])] + (
+        [] if first is None else [worth(first), *(f"{note}." for note in first.notes)]
+    )
     baselines: dict[str, float] = {}
     for other, name in zip(runs[1:], names[1:], strict=True):
         if first is None or other.evaluation is None:
