@@ -37,8 +37,7 @@ from randens.witness.fingerprints import fingerprint
 FOLDER = Path(__file__).parent
 JUDGES = {"arc-r": "ARC-R", "standard": "the suite"}
 RETRIES = (2, 10)
-PAYS = 0.02
-"""Uniform sampling of five networks must be so far above the best of them under the suite for "it pays"."""
+PAYS = 0.02  # uniform sampling of five must be so far above the best of them under the suite for "it pays"
 IMAGES = 10_000
 VALIDATION = 1000  # images on which α is chosen
 BLOCK = 500  # images that are attacked by everything before the next ones are
@@ -48,8 +47,8 @@ Weights = NDArray[np.float64]
 
 def members(method: str) -> list[Path]:
     """The folders of finished runs that hold a method's members."""
-    runs = sorted(FOLDER.glob("at50-s*" if method == "iat" else "barre25"))
-    return [run for run in runs if (run / "training.json").is_file()]
+    finished = FOLDER.glob(f"{'at50-s*' if method == 'iat' else 'barre25'}/training.json")
+    return sorted(path.parent for path in finished)
 
 
 def first(m: int, size: int) -> Weights:
@@ -61,15 +60,13 @@ def measure(
     rec: RandomizedEnsemble, name: str, judge: str, limit: int | None, out: Path, store: Path
 ) -> None:
     """Attack the first m members for every m, sampled and averaged; α is also chosen, on validation images."""
-    size, held, test = len(rec), data.load("cifar10", "validation"), data.load("cifar10", "test")
+    size, test = len(rec), data.load("cifar10", "test")
     with bars() as progress:
         # A store for each judge, because what the suite finds must not count for ARC-R.
         options: dict[str, Any] = {"folder": store / "arc-r", "progress": progress}
-        chosen = optimize_sampling(
-            rec, held, "arc-r", confidence=0.95, limit=VALIDATION, max_sweeps=4, **options
-        )
+        probs = chosen(rec, [out / f"{name}-{each}.json" for each in JUDGES], options)
         options.update(folder=store / judge, threat=rec.threat)
-        also = {f"first {m}": first(m, size) for m in range(1, size)} | {"chosen": chosen.probs}
+        also = {f"first {m}": first(m, size) for m in range(1, size)} | {"chosen": probs}
         models: dict[str, Any] = {f"{name}-{judge}": rec}
         for m in range(2, size):
             mean = DeterministicEnsemble(list(rec.members)[:m])
@@ -86,27 +83,40 @@ def measure(
                     (found if earlier is None else joined(earlier, found)).save(path)
 
 
+def chosen(rec: RandomizedEnsemble, known: list[Path], options: dict[str, Any]) -> Weights:
+    """α of the evaluations so far, else by ARC-R on validation images: on another machine it would differ a little."""
+    for found in (of_members(path, rec) for path in known):
+        if found is not None and "chosen" in found.also:
+            return found.also["chosen"]
+    options = {"confidence": 0.95, "limit": VALIDATION, "max_sweeps": 4, **options}
+    return optimize_sampling(rec, data.load("cifar10", "validation"), "arc-r", **options).probs
+
+
+def of_members(path: Path, rec: RandomizedEnsemble) -> Evaluation | None:
+    """What a file holds of these members, if it does."""
+    found = Evaluation.load(path) if path.is_file() else None
+    return found if found is not None and found.about.ensemble == fingerprint(rec) else None
+
+
 def measured(path: Path, rec: RandomizedEnsemble, also: dict[str, Weights]) -> Evaluation | None:
     """What a file holds of these members at these probabilities, if it does."""
-    found = Evaluation.load(path) if path.is_file() else None
-    if found is None or found.about.ensemble != fingerprint(rec) or set(found.also) != set(also):
+    found = of_members(path, rec)
+    if found is None or set(found.also) != set(also):
         return None
     return found if all(np.allclose(found.also[name], probs) for name, probs in also.items()) else None
 
 
 def joined(one: Evaluation, two: Evaluation) -> Evaluation:
     """Evaluations of consecutive images as one."""
-    pool = WitnessPool.concat([each.pool.without_inputs() for each in (one, two)])
-    averages = None
-    if one.average is not None and two.average is not None:
-        clean, attacked = map(np.concatenate, zip(one.average, two.average, strict=True))
-        averages = (clean, attacked)
+    assert one.average is not None
+    assert two.average is not None
+    clean, attacked = map(np.concatenate, zip(one.average, two.average, strict=True))
     return dataclasses.replace(
         two,
         about=dataclasses.replace(two.about, n=one.n + two.n),
         clean=np.concatenate([one.clean, two.clean]),
-        pool=pool,
-        average=averages,
+        pool=WitnessPool.concat([each.pool.without_inputs() for each in (one, two)]),
+        average=(clean, attacked),
         cost=one.cost + two.cost,
         conflict=None,
         flags={},
@@ -121,21 +131,18 @@ def robust(found: Evaluation, probs: Weights, attempts: float = 1) -> Weights:
 
 def lines(out: Path = FOLDER) -> Iterator[str]:
     """The page: members, the table for every method and judge that was measured, and the sentence that follows."""
-    yield "# One network against several, sampled"
-    yield ""
-    yield "Made by `python -m paper.plateau` from the files beside this page; no number is typed by hand."
-    yield ""
+    yield "# One network against several, sampled\n"
+    yield "Made by `python -m paper.plateau` from the files beside this page; no number is typed by hand.\n"
     for method in ("iat", "barre"):
         runs = members(method)
-        known = {judge: out / f"{method}-{judge}.json" for judge in JUDGES}
-        found = {judge: Evaluation.load(path) for judge, path in known.items() if path.is_file()}
+        known = ((judge, out / f"{method}-{judge}.json") for judge in JUDGES)
+        found = {judge: Evaluation.load(path) for judge, path in known if path.is_file()}
         for judge, evaluation in found.items():
             yield from _table(method, judge, evaluation, out)
         if found:
-            yield from (_verdict(method, found), "")
+            yield _verdict(method, found) + "\n"
         elif runs:
-            yield f"{method.upper()} is not measured: `python -m paper.plateau measure --method {method}`"
-            yield ""
+            yield f"{method.upper()} is not measured: `python -m paper.plateau measure --method {method}`\n"
         yield from (*map(_trained, runs), *[""] * bool(runs))
 
 
@@ -154,8 +161,7 @@ def _trained(run: Path) -> str:
 def _table(method: str, judge: str, found: Evaluation, out: Path) -> Iterator[str]:
     """By the number of members, as the paper's Table 2, with its numbers of both methods at the end."""
     size = found.members
-    yield f"## {method.upper()} under {JUDGES[judge]}, {_images(found)}"
-    yield ""
+    yield f"## {method.upper()} under {JUDGES[judge]}, {_images(found)}\n"
     heads = ["M", "natural", "robust", "best member", "robust − best", "robust − a member*", "average"]
     heads += [f"{q} attempts" for q in RETRIES] + [f"paper, {each.upper()}" for each in ("iat", "barre")]
     yield "| " + " | ".join(heads) + " |"
@@ -166,12 +172,8 @@ def _table(method: str, judge: str, found: Evaluation, out: Path) -> Iterator[st
     for name, m, alpha in rows:
         sampled, fooled, uniform = robust(found, alpha), found.foolable[:, :m], name.isdigit()
         best = ~fooled[:, int(fooled.mean(axis=0).argmin())]
-        cells = [
-            name,
-            _percent(found.at(alpha).natural),
-            _percent(estimate(sampled)),
-            f"{100 * best.mean():.1f}",
-        ]
+        cells = [name, _percent(found.at(alpha).natural), _percent(estimate(sampled))]
+        cells.append(f"{100 * best.mean():.1f}")
         average = _average(method, judge, found, m, out) if m > 1 and uniform else None
         cells.append("" if m == 1 else _points(difference(sampled, best)))
         cells.append("" if m == 1 or method != "iat" else _points(two_way(sampled - ~fooled.T)))
@@ -179,14 +181,12 @@ def _table(method: str, judge: str, found: Evaluation, out: Path) -> Iterator[st
         cells += [_percent(estimate(robust(found, alpha, q))) for q in RETRIES]
         cells += [_papers(each, m) if uniform else "" for each in ("iat", "barre")]
         yield f"| {' | '.join(cells)} |"
-    yield ""
     yield (
-        "Robust accuracy in percent of M members sampled uniformly, and in the last row with α chosen on validation "
+        "\nRobust accuracy in percent of M members sampled uniformly, and in the last row with α chosen on validation "
         "images under ARC-R, with 95 % intervals; the best member of each row is found on the same images. Natural / "
         "under ARC-R in the paper. *: M sampled against one independent training, interval over seeds and images. "
-        f"Cost: {found.cost.forwards + found.cost.backwards:,} passes."
+        f"Cost: {found.cost.forwards + found.cost.backwards:,} passes.\n"
     )
-    yield ""
 
 
 def _average(method: str, judge: str, found: Evaluation, m: int, out: Path) -> Estimate | None:
@@ -206,7 +206,7 @@ def _verdict(method: str, found: dict[str, Evaluation]) -> str:
         alone = ~fooled[:, int(fooled.mean(axis=0).argmin())]
         gain, retried = (difference(robust(one, uniform, q), alone) for q in (1, 2))
         said.append(f"{_points(gain)} points under {JUDGES[judge]}, {_points(retried)} after one retry")
-    judge, last = list(found)[-1], list(found.values())[-1]
+    judge, last = list(found.items())[-1]
     best = paper()["best"]["resnet20"]
     theirs = best[method]["cifar10"][1] - best["at"]["cifar10"][1]
     verdict = "it is open whether sampling pays"

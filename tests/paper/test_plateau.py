@@ -59,8 +59,9 @@ def test_measuring_goes_on_block_by_block_and_with_a_further_member(
     monkeypatch.setattr("randens.data.load", lambda _, split: known[split])
     monkeypatch.setattr(plateau, "VALIDATION", 10)
     monkeypatch.setattr(plateau, "BLOCK", 8)
-    counted = Mock(side_effect=randens.evaluate)
+    counted, choices = Mock(side_effect=randens.evaluate), Mock(side_effect=randens.optimize_sampling)
     monkeypatch.setattr(plateau, "evaluate", counted)
+    monkeypatch.setattr(plateau, "optimize_sampling", choices)
     rec = ensemble("linear", "mlp", "linear")
     pair = RandomizedEnsemble(list(rec.members)[:2], threat=THREAT)
     path = tmp_path / "iat-arc-r.json"
@@ -68,6 +69,7 @@ def test_measuring_goes_on_block_by_block_and_with_a_further_member(
         counted.reset_mock()
         measure(pair, "iat", "arc-r", limit, tmp_path, tmp_path / "store")
         assert counted.call_count == blocks
+    choices.assert_called_once()
     found = Evaluation.load(path)
     fresh = randens.evaluate(pair, digits("test"), "arc-r", limit=8, also=found.also)
     assert isinstance(fresh, Evaluation)
