@@ -80,16 +80,12 @@ def _member(weights: Any, normalized: bool) -> Classifier:
     """The network whose weights have these shapes, in this order."""
     if not isinstance(weights, Mapping) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise FileError("a network's weights are not tensors by name")
-    scale = {
-        re.sub(r".*normalizer\.", "", k): v.flatten().tolist()
-        for k, v in weights.items()
-        if "normalizer." in k
+    own = {
+        k.rpartition("normalizer.")[2]: v.flatten().tolist() for k, v in weights.items() if "normalizer." in k
     }
     tensors = [value for key, value in weights.items() if "normalizer." not in key]
     classes = len(tensors[-1]) if tensors else 0
-    mean, std = (
-        NORMALIZATION.get(classes, (None, None)) if normalized else (scale.get("mean"), scale.get("std"))
-    )
+    mean, std = NORMALIZATION.get(classes, (None, None)) if normalized else (own.get("mean"), own.get("std"))
     for name, make in _NETWORKS.items():
         with torch.device("meta"):
             state = make(_SHAPE, max(classes, 1)).state_dict()
