@@ -98,7 +98,7 @@ class Audit(Result):
         """Draw one line per check, colored by its status."""
         figure, axes = new_axes("", "", height=1.0 + 0.25 * len(self.checks))
         for line, check in enumerate(reversed(self.checks)):
-            axes.barh(line, 1, color=_COLORS[check.status])
+            axes.barh(line, 1, color=_COLORS.get(check.status, "gray"))
         axes.set_yticks(range(len(self.checks)), [check.name for check in reversed(self.checks)])
         axes.set_xticks([])
         return figure

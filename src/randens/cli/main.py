@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from randens import __version__
-from randens.core.errors import FileError, RandensError, RandensWarning
+from randens.core.errors import FileError, RandensError, RandensWarning, printable
 
 COMMANDS = {
     "quickstart": "Train, attack and explain an ensemble on digits in minutes.",
@@ -214,7 +214,4 @@ def _print(message: str) -> None:
     line = " ".join(message.split())
     if len(line) > _LONGEST_MESSAGE:
         line = f"{line[: _LONGEST_MESSAGE // 2]} … {line[-_LONGEST_MESSAGE // 2 :]}"
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line
-    )
-    sys.stderr.write(f"randens: {shown}\n")
+    sys.stderr.write(f"randens: {printable(line)}\n")

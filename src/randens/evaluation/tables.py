@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 
 from randens import __version__
 from randens.attacks import Cost
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError, InputError, printable
 from randens.core.files import plain, read_json, write_json
 from randens.data import called
 from randens.risk.intervals import Estimate
@@ -73,17 +73,19 @@ class Table:
     def rich(self, title: str = "") -> RichTable:
         """For a terminal."""
         style: Any = {"title_justify": "left", "title_style": "bold", "box": None, "pad_edge": False}
-        table = RichTable(self.headings[0], title=title, **style)
-        for heading in self.headings[1:]:
+        headings, *lines = self._cells()
+        table = RichTable(headings[0], title=title, **style)
+        for heading in headings[1:]:
             table.add_column(heading, justify="right" if self.numbers else "left", no_wrap=self.numbers)
-        for line in self.lines:
+        for line in lines:
             table.add_row(*line)
         return table
 
     def text(self) -> str:
         """As lines of text."""
         file = io.StringIO()
-        Console(file=file, width=120, color_system=None, highlight=False, emoji=False).print(self.rich())
+        style: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
+        Console(file=file, width=120, **style).print(self.rich())
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines() if line.strip())
 
     def html(self) -> str:
@@ -95,14 +97,21 @@ class Table:
     def markdown(self) -> str:
         """As Markdown."""
         rule = "|---" + "|---:" * (len(self.headings) - 1) + "|"
-        first, *body = [f"| {' | '.join(line)} |" for line in (self.headings, *self.lines)]
+        marks = str.maketrans({"<": "&lt;", "|": "\\|"})
+        first, *body = [f"| {' | '.join(cell.translate(marks) for cell in line)} |" for line in self._cells()]
         return "\n".join([first, rule, *body])
 
     def latex(self) -> str:
         """As rows of a LaTeX tabular."""
-        marks = {"α": "$\\alpha$", "ε": "$\\varepsilon$", "–": "--"} | {mark: f"\\{mark}" for mark in "%_&#"}
-        cells = [[cell.translate(str.maketrans(marks)) for cell in line] for line in self.lines]
+        marks = {"α": "$\\alpha$", "ε": "$\\varepsilon$", "–": "--"}
+        marks |= {mark: f"\\{mark}" for mark in "%_&#${}"} | {m: f"\\char{ord(m)}{{}}" for m in "\\~^"}
+        table = str.maketrans(dict(marks))
+        cells = [[cell.translate(table) for cell in line] for line in self._cells()[1:]]
         return "\n".join(f"{' & '.join(line)} \\\\" for line in cells)
+
+    def _cells(self) -> list[list[str]]:
+        """Headings and lines; names in them may come from a file."""
+        return [[printable(cell) for cell in line] for line in (self.headings, *self.lines)]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -132,9 +141,12 @@ class Result(ABC):
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """The figure; with `path`, also written into that file."""
-        drawn = self.figure()
-        if path is not None:
-            drawn.savefig(os.fspath(path))
+        from matplotlib import rc_context
+
+        with rc_context({"text.parse_math": False}):  # a name may hold "$"
+            drawn = self.figure()
+            if path is not None:
+                drawn.savefig(os.fspath(path))
         return drawn
 
     def sentences(self) -> list[str]:
@@ -142,7 +154,7 @@ class Result(ABC):
         return []
 
     def __repr__(self) -> str:
-        return "\n".join([self.table().text(), *self._lines()])
+        return "\n".join([self.table().text(), *map(printable, self._lines())])
 
     def _repr_html_(self) -> str:
         return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in self._lines())}</p>"
