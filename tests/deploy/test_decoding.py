@@ -113,6 +113,7 @@ def test_other_json_is_refused(decoder: Decoder) -> None:
     texts = [line.replace("ONE", ONE) for line in WRONG.splitlines()]
     texts += [json.dumps({"inputs": np.full((1, 1, 4, 4), odd, object).tolist()}) for odd in ODD]
     texts += [f'{{"inputs": [{long}]}}' for long in LONG]
+    texts.append(f'{{"inputs": [{ONE.replace(str(X[0, 0, 0, 0]), "true")}]}}')
     for text in texts:
         with pytest.raises(Refused) as caught:
             decoder.decode("application/json", bytearray(text.encode()), False)

@@ -29,6 +29,8 @@ from randens.risk.sets import from_words, to_words
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_LONGEST_LABEL = 300  # of a figure, in characters
+
 
 @dataclass(frozen=True)
 class About:
@@ -144,7 +146,7 @@ class Result(ABC):
         from matplotlib import rc_context
 
         with rc_context({"text.parse_math": False}):  # a name may hold "$"
-            drawn = self.figure()
+            drawn = labeled(self.figure())
             if path is not None:
                 drawn.savefig(os.fspath(path))
         return drawn
@@ -302,10 +304,10 @@ def table_of(rows: Sequence[Row], confidence: float, more: Mapping[str, Estimate
     return found
 
 
-def bars(rows: Sequence[tuple[str, Estimate]], label: str) -> Any:
+def bars(rows: Sequence[tuple[str, Estimate]], x: str) -> Any:
     """A matplotlib figure with one horizontal bar and its interval per row."""
-    figure, axes = new_axes(label, "", height=1.2 + 0.4 * len(rows))
-    names, values = [name for name, _ in rows], [value for _, value in rows]
+    figure, axes = new_axes(x, "", height=1.2 + 0.4 * len(rows))
+    names, values = [label(name) for name, _ in rows], [value for _, value in rows]
     errors = [[v - v.low for v in values], [v.high - v for v in values]]
     axes.barh(names, [float(v) for v in values], xerr=errors, color="tab:blue", alpha=0.7, capsize=3)
     axes.invert_yaxis()
@@ -322,6 +324,20 @@ def new_axes(x: str, y: str, height: float = 4.0) -> tuple[Any, Any]:
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     return figure, axes
+
+
+def labeled(figure: Any) -> Any:
+    """The matplotlib figure with labels that any format can hold: names in them may come from a file."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text("\n".join(map(label, text.get_text().split("\n"))))
+    return figure
+
+
+def label(name: str) -> str:
+    """A name in a figure: printable, of bounded length."""
+    return printable(name[:_LONGEST_LABEL])
 
 
 def attack_name(options: Mapping[str, Any]) -> str:
