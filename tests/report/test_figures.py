@@ -66,9 +66,7 @@ def test_compute_shows_what_one_answer_costs() -> None:
     assert names[-1] == "average of all 4"
 
 
-@pytest.mark.parametrize(
-    "name", ["<script>alert(1)</script>", "$\\frac{$ & ]]>", "a\x1b[31m\x00\ud800b", "文字 🙂"]
-)
+@pytest.mark.parametrize("name", ["<script>x</script>", "$\\frac{$ & ]]>", "a\x1b[31m\x00\ud800b", "文字 🙂"])
 def test_names_in_figures_are_text(name: str) -> None:
     line = Line(name, [0, 1], [0.1, 0.5])
     content = data_uri(lambda: lines([line, line], "x", "y"))
