@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -215,3 +217,11 @@ def test_a_signal_has_its_exit_code_and_one_line(
         f"randens: {word}: finished parts are kept; give the same command again to go on\n",
     )
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_is_swallowed_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_AGAIN", 0.01)
+    with pytest.raises(main.Terminated), main._signals():  # noqa: PT012 - later
+        with contextlib.suppress(main.Terminated):  # as callbacks do
+            signal.raise_signal(signal.SIGTERM)
+        time.sleep(5)

@@ -150,6 +150,8 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     for content in ("one", "two"):
         with atomic_folder(target, overwrite=True) as folder:
             (folder / "file").write_text(content)
+            with pytest.raises(FileError, match="another process"), atomic_folder(target, overwrite=True):
+                pass
         with contextlib.suppress(KeyError), atomic_folder(target, overwrite=True) as folder:
             (folder / "file").write_text("never")
             raise KeyError

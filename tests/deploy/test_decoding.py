@@ -112,12 +112,12 @@ LONG = ("9" * 5000, "[" * 100_000, " " * 100_000 + ONE, "[[[" + "0, " * 100_000 
 def test_other_json_is_refused(decoder: Decoder) -> None:
     texts = [line.replace("ONE", ONE) for line in WRONG.splitlines()]
     texts += [json.dumps({"inputs": np.full((1, 1, 4, 4), odd, object).tolist()}) for odd in ODD]
-    texts += [f'{{"inputs": [{long}]}}' for long in LONG]
+    mixed = ONE.replace(str(X[0, 0, 0, 0]), "true")
+    texts += [f'{{"inputs": [{value}]}}' for value in (mixed, *LONG)]
     for text in texts:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Refused, match=r"^.{10,300}$") as caught:
             decoder.decode("application/json", bytearray(text.encode()), False)
         assert caught.value.status == 422
-        assert 10 < len(str(caught.value)) < 300
     with pytest.raises(Refused, match="more than 8"):
         decoder.decode(
             "application/json", bytearray(f'{{"inputs": [{", ".join([ONE] * 9)}]}}'.encode()), False

@@ -23,6 +23,7 @@ from randens.data import as_data
 from randens.evaluation import Evaluation
 from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import Case
+from randens.evaluation.tables import Table
 
 # Wrong above 0.6 (right-hand member) and below 0.4 (left-hand member); labels are all 0, ε = 0.2.
 CONFLICT = ((1.0, 0.6), (-1.0, 0.4))
@@ -154,6 +155,10 @@ def test_tables(line: Evaluation) -> None:
         assert expected in repr(line)
     rec, x, y = on_a_line(CONFLICT[:1], LINE)
     assert [row.name for row in evaluate(rec, (x, y), exact()).rows("AT")] == ["AT"]
+    names = Table(("",), [("[/b]\x1b[2J|<i>$\\x",)])  # of data, attacks or classes
+    assert names.text().strip() == "[/b]\\x1b[2J|<i>$\\x"
+    assert names.markdown().endswith("\n| [/b]\\x1b[2J\\|&lt;i>$\\x |")
+    assert names.latex() == "[/b]\\char92{}x1b[2J|<i>\\$\\char92{}x \\\\"
     # The same probabilities are not shown twice.
     rec, x, y = on_a_line(CONFLICT, LINE)
     assert len(evaluate(rec, (x, y), exact(), also={"uniform": None}).rows()) == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.report.made_runs import chosen_evaluation, chosen_run
 
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError, InputError, printable
 from randens.report import FIGURES, write_figure
 from randens.report.figures import Line, attempts, compute, data_uri, lines, points, styled
 
@@ -67,15 +66,13 @@ def test_compute_shows_what_one_answer_costs() -> None:
     assert names[-1] == "average of all 4"
 
 
-@pytest.mark.parametrize(
-    "name", ["<script>alert(1)</script>", "$\\frac{$ & ]]>", "a\x1b[31m\x00\ud800b", "文字 🙂"]
-)
+@pytest.mark.parametrize("name", ["<script>x</script>", "$\\frac{$ & ]]>", "a\x1b[31m\x00\ud800b", "文字 🙂"])
 def test_names_in_figures_are_text(name: str) -> None:
     line = Line(name, [0, 1], [0.1, 0.5])
     content = data_uri(lambda: lines([line, line], "x", "y"))
     root = ElementTree.fromstring(base64.b64decode(content.partition(",")[2]))
     texts = {node.text for node in root.iter() if node.text}
-    assert re.sub("[\x00-\x1f\ud800]", "", name) in texts
+    assert printable(name) in texts
     assert not [node for node in root.iter() if node.tag.endswith("script")]
 
 

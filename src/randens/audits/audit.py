@@ -20,7 +20,7 @@ from randens.core.errors import InputError
 from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import Case, Settings, prepare
 from randens.evaluation.result import Evaluation
-from randens.evaluation.tables import Result, Table, new_axes
+from randens.evaluation.tables import Result, Table, label, new_axes
 from randens.threat import FiniteThreat
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Audit(Result):
         """Draw one line per check, colored by its status."""
         figure, axes = new_axes("", "", height=1.0 + 0.25 * len(self.checks))
         for line, check in enumerate(reversed(self.checks)):
-            axes.barh(line, 1, color=_COLORS[check.status])
-        axes.set_yticks(range(len(self.checks)), [check.name for check in reversed(self.checks)])
+            axes.barh(line, 1, color=_COLORS.get(check.status, "gray"))
+        axes.set_yticks(range(len(self.checks)), [label(check.name) for check in reversed(self.checks)])
         axes.set_xticks([])
         return figure
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from randens.core.errors import FileError, InputError, number
+from randens.core.errors import FileError, InputError, number, printable
 from randens.core.files import plain
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def show(result: Any, as_json: bool, lines: Iterable[Any]) -> None:
     """Print a result: itself as JSON for programs, or tables and sentences for people."""
     if as_json:
         # NaN is refused, because it is not JSON.
-        typer.echo(json.dumps(plain(result), indent=2, allow_nan=False, ensure_ascii=False))
+        typer.echo(json.dumps(plain(result), indent=2, allow_nan=False))
     else:
         print_lines(lines)
 
@@ -75,9 +75,10 @@ def print_lines(lines: Iterable[Any]) -> None:
     """Print tables and sentences; numbers and paths are neither colored nor wrapped."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    console = Console(highlight=False, soft_wrap=True, emoji=False, markup=False)
     for line in lines:
-        console.print(line, markup=False)
+        for part in line.split("\n") if isinstance(line, str) else [line]:
+            console.print(printable(part) if isinstance(part, str) else part)
 
 
 @dataclass(frozen=True)

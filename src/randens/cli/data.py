@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from randens.cli.choices import Json, show
-from randens.core.errors import FileError
+from randens.core.errors import FileError, printable
 from randens.core.files import plain
 from randens.core.progress import bars
 
@@ -59,7 +59,7 @@ def fetch(
             result = data.fetch(name, source=source, progress=progress)
         results.append(plain(result))
         for reason in result.skipped:
-            typer.echo(f"passed over {reason}", err=True)
+            typer.echo(f"passed over {printable(reason)}", err=True)
         where = f"is in {result.folder}" if result.folder else "needs no fetching"
         lines.append(f"{name} {where}; source: {result.source}")
     show(results, as_json, lines)

@@ -10,13 +10,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Annotated, Any
-
-import typer
-from typer.exceptions import TyperException
+from typing import TYPE_CHECKING, Any
 
 from randens import __version__
-from randens.core.errors import FileError, RandensError, RandensWarning
+from randens.core.errors import FileError, RandensError, RandensWarning, printable
+
+if TYPE_CHECKING:
+    import typer
 
 COMMANDS = {
     "quickstart": "Train, attack and explain an ensemble on digits in minutes.",
@@ -60,6 +60,7 @@ _EXTRAS = {
     "tensorboard": "tensorboard",
 }
 _LONGEST_MESSAGE = 2000
+_AGAIN = 5.0  # seconds until an exception that a signal raised is raised once more
 
 
 class Terminated(BaseException):
@@ -68,7 +69,10 @@ class Terminated(BaseException):
 
 def main() -> None:
     """The entry point: run the command line's arguments and exit."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to say about while Python ends
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -88,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
             # typer turns Ctrl-C into an exit code without a message.
             if code == 0 or not received:
                 return code
-        except (KeyboardInterrupt, typer.Abort, Terminated):
+        except (KeyboardInterrupt, Terminated):
             pass
         except Exception as error:
             # An error that the signal caused is not reported.
@@ -101,6 +105,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
+    import typer  # slow to import, so only once signals are handled
+
     try:
         command = typer.main.get_command(application())
         result = command.main(words, prog_name="randens", standalone_mode=False)
@@ -110,12 +116,14 @@ def _run(words: list[str]) -> int:
         # typer turns an EOFError into an interruption; it comes from a file that was cut off.
         if isinstance(aborted.__cause__, EOFError):
             raise FileError("a file ends too early; it is damaged") from aborted
-        raise
+        raise KeyboardInterrupt from aborted
     return result if isinstance(result, int) else 0
 
 
 def _failed(error: Exception, words: list[str]) -> int:
     """One line about the error, and the exit code: 2 for bad input, 1 for what was not foreseen."""
+    from typer.exceptions import TyperException
+
     if os.environ.get("RANDENS_DEBUG"):
         raise error
     if isinstance(error, BrokenPipeError):
@@ -152,9 +160,16 @@ def _failed(error: Exception, words: list[str]) -> int:
 
 def application() -> typer.Typer:
     """All commands. Their modules import what they need when they run, as it may be slow or not installed."""
+    import typer
+
     # Plain help, because the drawn one shows flags as if they took a value.
     app = typer.Typer(name="randens", epilog=_CODES, no_args_is_help=True, rich_markup_mode=None)
-    app.callback(help=_ABOUT)(_root)
+    flag: Any = typer.Option(False, "--version", callback=_show_version, help="Show the version.")
+
+    @app.callback(help=_ABOUT)
+    def root(_: bool = flag) -> None:
+        """The options of `randens` itself."""
+
     for name, summary in COMMANDS.items():
         module = importlib.import_module(f"randens.cli.{name}")
         if isinstance(group := getattr(module, "app", None), typer.Typer):
@@ -165,15 +180,11 @@ def application() -> typer.Typer:
 
 
 def _show_version(wanted: bool) -> None:
+    import typer
+
     if wanted:
         typer.echo(__version__)
         raise typer.Exit
-
-
-def _root(
-    _: Annotated[bool, typer.Option("--version", callback=_show_version, help="Show the version.")] = False,
-) -> None:
-    """The options of `randens` itself."""
 
 
 @contextlib.contextmanager
@@ -183,9 +194,11 @@ def _signals() -> Iterator[list[int]]:
 
     def handler(number: int, _: FrameType | None) -> None:
         received.append(number)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        # Callbacks of the garbage collector, and some libraries, swallow any exception.
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
+        raise Terminated if received[0] == signal.SIGTERM else KeyboardInterrupt
 
-    handled = [signal.SIGTERM]
+    handled = [signal.SIGTERM, signal.SIGALRM]
     # A shell starts background jobs with SIGINT ignored; it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         handled.append(signal.SIGINT)
@@ -193,6 +206,7 @@ def _signals() -> Iterator[list[int]]:
     try:
         yield received
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, earlier in before.items():
             signal.signal(number, earlier)
 
@@ -214,7 +228,4 @@ def _print(message: str) -> None:
     line = " ".join(message.split())
     if len(line) > _LONGEST_MESSAGE:
         line = f"{line[: _LONGEST_MESSAGE // 2]} … {line[-_LONGEST_MESSAGE // 2 :]}"
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in line
-    )
-    sys.stderr.write(f"randens: {shown}\n")
+    sys.stderr.write(f"randens: {printable(line)}\n")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from randens.core.errors import InputError, whole
+from randens.core.errors import InputError, printable, whole
 from randens.core.files import read_file
 
 _LONGEST_TOKENS = 1 << 16
@@ -56,7 +56,7 @@ def serve(
         typer.echo("Warning: --debug tells clients which member answered.", err=True)
     line = f"Serving {bundle} at http://{where}:{number}/ (checksum {predictor.bundle.checksum})"
     app = create_app(predictor, settings)
-    code = 128 + serve_app(app, address, number, lambda: typer.echo(line))
+    code = 128 + serve_app(app, address, number, lambda: typer.echo(printable(line)))
     sys.stdout.flush()
     # Granian's own thread outlives its server by a moment. If Python were torn down meanwhile, the process would abort.
     os._exit(code)

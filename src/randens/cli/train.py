@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from randens.cli.choices import Json, show
-from randens.core.errors import InputError
+from randens.core.errors import InputError, printable
 from randens.core.progress import bars
 
 
@@ -74,8 +73,11 @@ def train(
     chosen = load_recipe(recipe, [*(settings or []), *options])
     folder = out if out is not None else Path("runs") / recipe.stem
     is_main = leads()
-    # Only the first process prints.
-    say: Callable[[str], None] = partial(typer.echo, err=True) if is_main else lambda _: None
+
+    def say(text: str) -> None:
+        if is_main:  # the only process that prints
+            typer.echo(printable(text), err=True)
+
     say(f"{recipe.stem} in {folder}")
     with _stop_on_signal(say) as signals, bars() as progress:
         try:

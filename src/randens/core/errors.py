@@ -73,3 +73,10 @@ def shown(value: object) -> str:
         return f"{value!r:.100}"
     except ValueError:
         return "an integer of thousands of digits"
+
+
+def printable(text: str) -> str:
+    """`text` in one line, with what could command a terminal or reorder its line as escape sequences of Python."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text
+    )

@@ -126,19 +126,20 @@ def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
     if os.path.exists(target) and not overwrite:  # noqa: PTH110 - Path.exists raises for names that are too long
         raise FileError(f"{path} exists already; choose another folder or remove it first")
     fresh, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
-    shutil.rmtree(fresh, ignore_errors=True)  # a killed process leaves it behind
-    try:
-        with file_errors("write", path):
-            fresh.mkdir(parents=True)
-        yield fresh
-        with file_errors("write", path):
-            if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                os.replace(target, old)
-            os.replace(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    with only_writer(path):
+        shutil.rmtree(fresh, ignore_errors=True)  # a killed process leaves it behind
+        try:
+            with file_errors("write", path):
+                fresh.mkdir(parents=True)
+            yield fresh
+            with file_errors("write", path):
+                if target.exists():
+                    shutil.rmtree(old, ignore_errors=True)
+                    os.replace(target, old)
+                os.replace(fresh, target)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -157,6 +158,8 @@ def only_writer(folder: AnyPath) -> Iterator[None]:
     try:
         yield
     finally:
+        # The library takes no lock on a file that was removed meanwhile.
+        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 

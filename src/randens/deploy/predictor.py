@@ -142,7 +142,7 @@ class Prediction:
 class Predictor:
     """Draws one member per input with the operating system's secure generator, and runs only that member.
 
-    Every input is run on its own, so that the time of a call does not tell which inputs shared a member. It may be
+    Every input is run on its own, so that the time of a call hardly tells which inputs shared a member. It may be
     called from several threads.
 
     Parameters

@@ -12,11 +12,13 @@ import re
 import secrets
 import signal
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -213,7 +215,7 @@ def create_app(predictor: Predictor, settings: Settings | None = None) -> FastAP
         yield
         service.workers.shutdown(wait=True)
 
-    app = FastAPI(openapi_url=None, lifespan=lifespan)
+    app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_api_route("/v1/predict", service.predict, methods=["POST"])
     app.add_api_route("/v1/model", service.model)
     app.add_api_route("/healthz", service.healthz)
@@ -281,7 +283,10 @@ async def _problem(_: Request, error: Exception) -> JSONResponse:
 
 def serve(app: FastAPI, host: str, port: int, started: Callable[[], None]) -> int:
     """Answer until SIGINT or SIGTERM, finish what was begun, return the signal; `started` is called when ready."""
-    return asyncio.run(_serve(app, host, port, started))
+    with warnings.catch_warnings():
+        # Pillow's warnings hold numbers from pictures: Python would print and remember each of them.
+        warnings.simplefilter("ignore")
+        return asyncio.run(_serve(app, host, port, started))
 
 
 async def _serve(app: FastAPI, host: str, port: int, started: Callable[[], None]) -> int:
@@ -299,8 +304,14 @@ async def _serve(app: FastAPI, host: str, port: int, started: Callable[[], None]
     )
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(signals.put_nowait, number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signals.put_nowait, number)
+        # Not loop.add_signal_handler, whose pipe drops signals while many requests come in.
+        signal.signal(number, stop)
     received = loop.create_task(signals.get())
     running = loop.create_task(server.serve())
     accepted = loop.create_task(_accepted(host, port))

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 
 from randens import __version__
 from randens.attacks import Cost
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError, InputError, printable
 from randens.core.files import plain, read_json, write_json
 from randens.data import called
 from randens.risk.intervals import Estimate
@@ -28,6 +28,8 @@ from randens.risk.sets import from_words, to_words
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_LONGEST_LABEL = 300  # of a figure, in characters
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,19 @@ class Table:
     def rich(self, title: str = "") -> RichTable:
         """For a terminal."""
         style: Any = {"title_justify": "left", "title_style": "bold", "box": None, "pad_edge": False}
-        table = RichTable(self.headings[0], title=title, **style)
-        for heading in self.headings[1:]:
+        headings, *lines = self._cells()
+        table = RichTable(headings[0], title=title, **style)
+        for heading in headings[1:]:
             table.add_column(heading, justify="right" if self.numbers else "left", no_wrap=self.numbers)
-        for line in self.lines:
+        for line in lines:
             table.add_row(*line)
         return table
 
     def text(self) -> str:
         """As lines of text."""
         file = io.StringIO()
-        Console(file=file, width=120, color_system=None, highlight=False, emoji=False).print(self.rich())
+        style: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
+        Console(file=file, width=120, **style).print(self.rich())
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines() if line.strip())
 
     def html(self) -> str:
@@ -95,14 +99,21 @@ class Table:
     def markdown(self) -> str:
         """As Markdown."""
         rule = "|---" + "|---:" * (len(self.headings) - 1) + "|"
-        first, *body = [f"| {' | '.join(line)} |" for line in (self.headings, *self.lines)]
+        marks = str.maketrans({"<": "&lt;", "|": "\\|"})
+        first, *body = [f"| {' | '.join(cell.translate(marks) for cell in line)} |" for line in self._cells()]
         return "\n".join([first, rule, *body])
 
     def latex(self) -> str:
         """As rows of a LaTeX tabular."""
-        marks = {"α": "$\\alpha$", "ε": "$\\varepsilon$", "–": "--"} | {mark: f"\\{mark}" for mark in "%_&#"}
-        cells = [[cell.translate(str.maketrans(marks)) for cell in line] for line in self.lines]
+        marks = {"α": "$\\alpha$", "ε": "$\\varepsilon$", "–": "--"}
+        marks |= {mark: f"\\{mark}" for mark in "%_&#${}"} | {m: f"\\char{ord(m)}{{}}" for m in "\\~^"}
+        table = str.maketrans(dict(marks))
+        cells = [[cell.translate(table) for cell in line] for line in self._cells()[1:]]
         return "\n".join(f"{' & '.join(line)} \\\\" for line in cells)
+
+    def _cells(self) -> list[list[str]]:
+        """Headings and lines; names in them may come from a file."""
+        return [[printable(cell) for cell in line] for line in (self.headings, *self.lines)]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -132,9 +143,12 @@ class Result(ABC):
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """The figure; with `path`, also written into that file."""
-        drawn = self.figure()
-        if path is not None:
-            drawn.savefig(os.fspath(path))
+        from matplotlib import rc_context
+
+        with rc_context({"text.parse_math": False}):  # a name may hold "$"
+            drawn = labeled(self.figure())
+            if path is not None:
+                drawn.savefig(os.fspath(path))
         return drawn
 
     def sentences(self) -> list[str]:
@@ -142,7 +156,7 @@ class Result(ABC):
         return []
 
     def __repr__(self) -> str:
-        return "\n".join([self.table().text(), *self._lines()])
+        return "\n".join([self.table().text(), *map(printable, self._lines())])
 
     def _repr_html_(self) -> str:
         return f"{self.table().html()}<p>{'<br>'.join(html.escape(line) for line in self._lines())}</p>"
@@ -290,10 +304,10 @@ def table_of(rows: Sequence[Row], confidence: float, more: Mapping[str, Estimate
     return found
 
 
-def bars(rows: Sequence[tuple[str, Estimate]], label: str) -> Any:
+def bars(rows: Sequence[tuple[str, Estimate]], x: str) -> Any:
     """A matplotlib figure with one horizontal bar and its interval per row."""
-    figure, axes = new_axes(label, "", height=1.2 + 0.4 * len(rows))
-    names, values = [name for name, _ in rows], [value for _, value in rows]
+    figure, axes = new_axes(x, "", height=1.2 + 0.4 * len(rows))
+    names, values = [label(name) for name, _ in rows], [value for _, value in rows]
     errors = [[v - v.low for v in values], [v.high - v for v in values]]
     axes.barh(names, [float(v) for v in values], xerr=errors, color="tab:blue", alpha=0.7, capsize=3)
     axes.invert_yaxis()
@@ -310,6 +324,20 @@ def new_axes(x: str, y: str, height: float = 4.0) -> tuple[Any, Any]:
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     return figure, axes
+
+
+def labeled(figure: Any) -> Any:
+    """The matplotlib figure with labels that any format can hold: names in them may come from a file."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text("\n".join(map(label, text.get_text().split("\n"))))
+    return figure
+
+
+def label(name: str) -> str:
+    """A name in a figure: printable, of bounded length."""
+    return printable(name[:_LONGEST_LABEL])
 
 
 def attack_name(options: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import write_atomic
 from randens.evaluation import Curve, Evaluation
-from randens.evaluation.tables import count
+from randens.evaluation.tables import count, labeled
 from randens.report.runs import LoadedRun, load_run
 from randens.risk import RiskProfile, Sampling, candidates, optimal_sampling
 from randens.risk.intervals import Estimate
@@ -67,7 +66,6 @@ _STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
     "text.parse_math": False,
 }
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -130,10 +128,7 @@ def styled() -> Iterator[None]:
 
 def drawn(figure: Figure, kind: str = "svg") -> bytes:
     """The content of a file of this kind."""
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        text.set_text(_NOT_XML.sub("", text.get_text()))
+    labeled(figure)
     stream = io.BytesIO()
     dates: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None, "Creator": None}, "png": {}}
     figure.savefig(stream, format=kind, dpi=200, metadata=dates[kind], bbox_inches="tight")
