@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.devices import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import only_writer
+from randens.core.files import only_writer, remove
 from randens.core.progress import Progress, bars
 from randens.core.runs import Run
 from randens.data import Data
@@ -310,9 +309,6 @@ def _open(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool)
 def _clean(folder: Path) -> None:
     """Remove temporary files of a killed process, and a folder that it left empty."""
     for left in (*folder.glob("**/.*.tmp"), *folder.glob("**/.*.old")):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        remove(left)
     with contextlib.suppress(OSError):
         folder.rmdir()
