@@ -176,7 +176,9 @@ class Result(ABC):
         if not isinstance(document, Mapping) or document.get("format") != wanted:
             raise InputError(f"it is no document of format {wanted}; make it again")
         try:
-            return read_as(cls, cls.parts(document), document["about"])
+            found = read_as(cls, cls.parts(document), document["about"])
+            repr(found)  # what cannot be shown is damaged, too
+            return found
         except Exception as error:  # altered entries make nearly anything fail
             raise InputError(f"the {cls.kind} is damaged ({type(error).__name__}: {error})") from error
 

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from randens import attacks, models
@@ -18,7 +19,7 @@ from randens.core.devices import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import only_writer, remove
 from randens.core.progress import Progress, bars
-from randens.core.runs import Run
+from randens.core.runs import Document, Probabilities, Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation.tables import count
@@ -30,6 +31,42 @@ from randens.training.recipe import Recipe, difference, read_toml, recipe_from, 
 from randens.witness.fingerprints import input_keys
 
 Pair = tuple[Data, Data]
+
+
+_Number = Annotated[float, Field(ge=0, le=1e18)]
+
+
+class _Cost(Document):
+    forwards: _Number
+    backwards: _Number
+    seconds: _Number
+
+
+class _Validation(Document):
+    natural_accuracy: float
+    robust_accuracy: float
+    attack: str
+    images: int
+
+
+class Summary(Document):
+    """What is read of training.json, which is written when a run has finished."""
+
+    method: str
+    members: int
+    probs: Probabilities
+    validation: _Validation
+    cost: _Cost
+
+
+class Epoch(Document):
+    """What is read of the lines of metrics.jsonl that end an epoch."""
+
+    member: int | None = None
+    loss: list[float] | None = None
+    accuracy: _Number | None = None
+    natural: _Number | None = None
+    robust: _Number | None = None
 
 
 @dataclass(frozen=True)
