@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import randens
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError
 from randens.core.runs import Run, versions
 
 
@@ -42,10 +42,7 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     assert run.metrics() == []
     run.log(epoch=1, loss=0.5, name="ö")
     run.log(epoch=2, loss=0.25, name="ö")
-    assert run.metrics() == [
-        {"epoch": 1, "loss": 0.5, "name": "ö"},
-        {"epoch": 2, "loss": 0.25, "name": "ö"},
-    ]
+    assert run.metrics() == [{"epoch": n, "loss": 0.5 / n, "name": "ö"} for n in (1, 2)]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 17])
@@ -56,20 +53,6 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cut: int) -> None
     path = run.path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     assert run.metrics() == [{"step": 1}]
-
-
-def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r")
-    (run.path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(FileError, match=r"metrics\.jsonl: it is not valid JSON"):
-        run.metrics()
-
-
-def test_numbers_that_are_not_json_are_refused(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r")
-    with pytest.raises(InputError, match="not JSON"):
-        run.log(loss=float("nan"))
-    assert not (run.path / "metrics.jsonl").exists()
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

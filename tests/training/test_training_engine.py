@@ -96,24 +96,20 @@ def test_a_changed_recipe_is_refused_unless_forced(tmp_path: Path) -> None:
             {"losses": []},
             {"images": 0},
         ),
-        *({"correct": 1e300}, {"epoch": 10**30}, torch.float8_e4m3fn, torch.bfloat16, float("nan")),
+        *(("trained", torch.bfloat16), ("optimizer", torch.float8_e4m3fn), ("best", torch.bool)),
     ],
 )
-@pytest.mark.parametrize("kind", ["trained", "optimizer", "best"])
-def test_a_forged_checkpoint_is_damaged(tmp_path: Path, forged: Any, kind: str) -> None:
+def test_a_forged_checkpoint_is_damaged(tmp_path: Path, forged: Any) -> None:
     with pytest.raises(Stopped):
         train(small(), tmp_path / "run", stop=_stop_after(9))
     (path,) = (tmp_path / "run" / "checkpoints").iterdir()
     tensors, about = read_tensors(path)
-    position = json.loads(about["position"])
-    name = max(key for key in tensors if key.startswith(kind))
     if isinstance(forged, dict):
-        position["stage"].update(forged)
-    elif isinstance(forged, float):
-        tensors[name] = tensors[name] * forged
+        position = json.loads(about["position"])
+        about["position"] = json.dumps({**position, "stage": {**position["stage"], **forged}})
     else:
-        tensors[name] = tensors[name].to(forged)
-    about["position"] = json.dumps(position)
+        name = max(key for key in tensors if key.startswith(forged[0]))
+        tensors[name] = tensors[name].to(forged[1])
     about["sha256"] = tensor_checksum(tensors, {"position": about["position"]})
     save_file(tensors, path, about)
     with pytest.raises(FileError, match="damaged: start again with --out"):
