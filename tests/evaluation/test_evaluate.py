@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +113,9 @@ def test_what_is_reported_re_evaluates() -> None:
 
 
 def test_json_round_trip(line: Evaluation, tmp_path: Path) -> None:
+    line = replace(line, attempts=(2, math.inf))
     again = Evaluation.load(line.save(tmp_path / "evaluation.json"))
+    assert repr(again) == repr(line)
     assert again.to_json() == line.to_json()
     assert again.summary() == line.summary()
     assert again.robust == line.robust

@@ -234,7 +234,9 @@ def read_as(kind: Any, value: Any, about: Any = None) -> Any:
     """What JSON has, as the type that an annotation names. about: of the document, for results within it."""
     parts, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
-        return None if value is None else read_as([p for p in parts if p is not NoneType][-1], value, about)
+        if value is None or type(value) in parts:  # of int | float a whole number stays one
+            return value
+        return read_as([p for p in parts if p is not NoneType][-1], value, about)
     if kind is float:
         return math.nan if value is None else float(value)
     if origin in (tuple, list):
