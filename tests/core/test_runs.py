@@ -20,7 +20,7 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert again.manifest["recipe"] == {"method": "at"}
     assert again.manifest["seed"] == 3
     assert again.manifest["versions"]["randens"] == randens.__version__
-    packages = {name for name in ("torch", "numpy", "safetensors") if importlib.util.find_spec(name)}
+    packages = {name for name in ("torch", "safetensors") if importlib.util.find_spec(name)}
     assert set(versions()) >= {"python", "numpy"} | packages
     commit = again.manifest["git_commit"]
     assert commit is None or len(commit) == 40
@@ -56,10 +56,9 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cut: int) -> None
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no run folder"):
-        Run.open(tmp_path / "nowhere")
-    with pytest.raises(FileError, match=r"manifest\.json"):
-        Run.open(tmp_path)
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(FileError, match=r"no run folder, which has a manifest\.json"):
+            Run.open(folder)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(FileError, match="randens-run-1"):
         Run.open(tmp_path)

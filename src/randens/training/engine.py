@@ -308,8 +308,8 @@ class Engine:
                 self.session.say(fault)
             try:
                 for index in range(position.finished):
-                    kept = checkpoint.state(tensors, f"finished.{index}", self.fresh(index))
-                    self.finished.append(self._finished(kept))
+                    state = checkpoint.state(tensors, f"finished.{index}", self.fresh(index))
+                    self.finished.append(self._finished(state))
                 # If the recipe now has fewer members, the run ends with the finished ones.
                 if position.stage is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
