@@ -293,9 +293,6 @@ def test_damaged_and_altered_files_are_detected(rec: RandomizedEnsemble, tmp_pat
         write_json(folder / "ensemble.json", manifest)
         with pytest.raises(FileError, match=message):
             randens.load(folder)
-    (folder / "ensemble.json").write_text('{"format": "something"}')
-    with pytest.raises(FileError, match="of another version: format"):
-        randens.load(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float32])

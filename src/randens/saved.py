@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import safetensors.torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from safetensors import SafetensorError
 from torch import nn
 
@@ -17,6 +17,18 @@ from randens.core.files import AnyPath, atomic_folder, read_file, read_json, sha
 from randens.core.runs import Digest, Document, Probabilities, ThreatDocument
 
 _LARGEST_WEIGHTS = 1 << 36
+_MOST = 1000  # networks
+
+
+def _distinct(numbers: list[int]) -> list[int]:
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("a network is named twice")
+    return numbers
+
+
+Numbers = Annotated[
+    list[Annotated[int, Field(ge=0, lt=_MOST)]], Field(min_length=1), AfterValidator(_distinct)
+]
 
 
 class Network(Document):
@@ -30,7 +42,7 @@ class Network(Document):
 class Average(Document):
     """A member that averages the networks `of`, by number; without weights it is the one network it names."""
 
-    of: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    of: Numbers
     weights: list[float] | None
 
 
@@ -41,8 +53,8 @@ class Manifest(Document):
     probs: Probabilities
     classes: list[str] | None
     threat: ThreatDocument | None
-    members: Annotated[list[Network], Field(min_length=1)]
-    averages: list[Average] | None = None
+    members: Annotated[list[Network], Field(min_length=1, max_length=_MOST)]
+    averages: Annotated[list[Average], Field(max_length=_MOST)] | None = None
 
 
 def write(path: AnyPath, networks: Sequence[nn.Module], overwrite: bool, **about: Any) -> Path:

@@ -60,7 +60,7 @@ def test_names_are_not_taken_twice_and_options_of_ones_own_are_checked() -> None
     Empty.__dataclass_fields__["rounds"].type = int
     given = case("mlp", "linf")
     assert attacks.create("empty", given.threat) == attacks.create("Empty", given.threat)
-    with pytest.raises(InputError, match="rounds is 0; it must be a whole number ≥ 1"):
+    with pytest.raises(InputError, match="rounds is 0; it must be a whole number from 1"):
         attacks.create("Empty", given.threat, rounds=0)
     with pytest.raises(InputError, match="Empty defines no search"):
         attacks.create("empty", given.threat)(given.rec, given.x, given.y)

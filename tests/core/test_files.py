@@ -147,6 +147,7 @@ def test_a_tensor_checksum_covers_names_dtypes_shapes_and_bytes() -> None:
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "made"
     (tmp_path / ".made.tmp" / "left by a killed process").mkdir(parents=True)
+    os.mkfifo(tmp_path / ".made.old")
     for content in ("one", "two"):
         with atomic_folder(target, overwrite=True) as folder:
             (folder / "file").write_text(content)
@@ -158,6 +159,9 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         assert (target / "file").read_text() == content
         assert os.listdir(tmp_path) == ["made"]
     with pytest.raises(FileError, match="exists already"), atomic_folder(target):
+        pass
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileError, match="it is no folder"), atomic_folder(tmp_path / "pipe", overwrite=True):
         pass
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import randens
-from randens.core.errors import FileError, InputError
+from randens.core.errors import FileError
 from randens.core.runs import Run, versions
 
 
@@ -20,7 +20,7 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert again.manifest["recipe"] == {"method": "at"}
     assert again.manifest["seed"] == 3
     assert again.manifest["versions"]["randens"] == randens.__version__
-    packages = {name for name in ("torch", "numpy", "safetensors") if importlib.util.find_spec(name)}
+    packages = {name for name in ("torch", "safetensors") if importlib.util.find_spec(name)}
     assert set(versions()) >= {"python", "numpy"} | packages
     commit = again.manifest["git_commit"]
     assert commit is None or len(commit) == 40
@@ -42,10 +42,7 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     assert run.metrics() == []
     run.log(epoch=1, loss=0.5, name="ö")
     run.log(epoch=2, loss=0.25, name="ö")
-    assert run.metrics() == [
-        {"epoch": 1, "loss": 0.5, "name": "ö"},
-        {"epoch": 2, "loss": 0.25, "name": "ö"},
-    ]
+    assert run.metrics() == [{"epoch": n, "loss": 0.5 / n, "name": "ö"} for n in (1, 2)]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 17])
@@ -58,25 +55,10 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cut: int) -> None
     assert run.metrics() == [{"step": 1}]
 
 
-def test_a_line_altered_in_the_middle_is_reported(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r")
-    (run.path / "metrics.jsonl").write_text('{"a": 1}\nnonsense\n{"a": 2}\n')
-    with pytest.raises(FileError, match=r"metrics\.jsonl: it is not valid JSON"):
-        run.metrics()
-
-
-def test_numbers_that_are_not_json_are_refused(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "r")
-    with pytest.raises(InputError, match="not JSON"):
-        run.log(loss=float("nan"))
-    assert not (run.path / "metrics.jsonl").exists()
-
-
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no run folder"):
-        Run.open(tmp_path / "nowhere")
-    with pytest.raises(FileError, match=r"manifest\.json"):
-        Run.open(tmp_path)
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(FileError, match=r"no run folder, which has a manifest\.json"):
+            Run.open(folder)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(FileError, match="randens-run-1"):
         Run.open(tmp_path)

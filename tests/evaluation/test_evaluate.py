@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,20 +114,21 @@ def test_what_is_reported_re_evaluates() -> None:
 
 
 def test_json_round_trip(line: Evaluation, tmp_path: Path) -> None:
+    line = replace(line, attempts=(2, math.inf))
     again = Evaluation.load(line.save(tmp_path / "evaluation.json"))
+    assert repr(again) == repr(line)
     assert again.to_json() == line.to_json()
-    assert again.summary() == line.summary()
     assert again.robust == line.robust
     assert again.profile == line.profile
     assert again.threat == THREAT
     assert again.pool.x_adv is None
 
 
-@pytest.mark.parametrize("missing", ["about", "witnesses", "clean", "flops"])
-def test_a_damaged_document_is_one_sentence(line: Evaluation, tmp_path: Path, missing: str) -> None:
-    document = line.to_json()
-    del document[missing]
-    (tmp_path / "e.json").write_text(json.dumps(document))
+@pytest.mark.parametrize("change", [{"about": None}, {"witnesses": {}}, {"clean": "x"}, {"flops": []}])
+def test_a_damaged_document_is_one_sentence(
+    line: Evaluation, tmp_path: Path, change: dict[str, object]
+) -> None:
+    (tmp_path / "e.json").write_text(json.dumps({**line.to_json(), **change}))
     with pytest.raises(FileError, match=r"e\.json: the evaluation is damaged"):
         Evaluation.load(tmp_path / "e.json")
     with pytest.raises(InputError, match="format"):

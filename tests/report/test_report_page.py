@@ -154,10 +154,22 @@ def test_damaged_documents_are_said(trained_run: Path, tmp_path: Path, content: 
     assert "not been evaluated" in text
 
 
-def test_a_broken_training_log_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("metrics.jsonl", "{}\nnot json\n", "it is not valid JSON"),
+        (
+            "metrics.jsonl",
+            '{"event": "epoch", "natural": "high"}\n',
+            "damaged or of another version: natural",
+        ),
+        ("training.json", '{"cost": {"forwards": -1}}', "damaged or of another version"),
+    ],
+)
+def test_a_broken_training_log_is_said(tmp_path: Path, file: str, content: str, said: str) -> None:
     path = chosen_run(tmp_path / "r", chosen_evaluation(2), epochs=2)
-    (path / "metrics.jsonl").write_text("{}\nnot json\n")
-    assert "it is not valid JSON" in text_of(path)
+    (path / file).write_text(content)
+    assert said in text_of(path)
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:

@@ -106,11 +106,12 @@ def test_images_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "data holds 54 of 60 inputs that" in capsys.readouterr().err
     for label, name in enumerate(("dark", "light")):
         (tmp_path / "unseen" / name).mkdir(parents=True)
-        Image.fromarray(np.full((9, 9), 100 + 60 * label, dtype=np.uint8)).save(
-            tmp_path / "unseen" / name / "1.png"
-        )
-    assert (
-        run(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "unseen"), "--attack", "fgsm"]) == 0
-    )
+        gray = Image.fromarray(np.full((9, 9), 100 + 60 * label, dtype=np.uint8))
+        gray.save(tmp_path / "unseen" / name / "1.png")
+    unseen = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "unseen"), "--attack", "fgsm"]
+    assert run(unseen) == 0
+    (tmp_path / "run" / "trained_on.json").write_text("5")
+    assert run(unseen) == 2
+    assert "trained_on.json is damaged" in capsys.readouterr().err
     assert run(["train", RECIPE, "--data", str(tmp_path / "none")]) == 2
     assert "--data is" in capsys.readouterr().err

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.training.small_runs import small
 
 from randens import data
+from randens.core.devices import read_tensors, tensor_checksum
 from randens.core.errors import FileError, InputError
 from randens.core.runs import Run
 from randens.models import Classifier
@@ -76,10 +78,41 @@ def test_a_changed_recipe_is_refused_unless_forced(tmp_path: Path) -> None:
     assert run.manifest["recipe"]["optimizer"]["lr"] == 0.02
     assert run.manifest["earlier_recipes"][0]["optimizer"]["lr"] == 0.1
     (tmp_path / "run" / "training.json").unlink()
-    with pytest.raises(InputError, match="do not fit this recipe"):
+    with pytest.raises(FileError, match="do not fit this recipe"):
         train(small(model={"width": 20}), tmp_path / "run", force=True)
     run.write("manifest", {**run.manifest, "recipe": {"method": "at"}})
     with pytest.raises(FileError, match=r"manifest.json is damaged: start again with --out"):
+        train(small(), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *(
+            {"epoch": 3},
+            {"step": 10**9},
+            {"probs": [-0.5]},
+            {"probs": [0.5, 0.5]},
+            {"losses": []},
+            {"images": 0},
+        ),
+        *(("trained", torch.bfloat16), ("optimizer", torch.float8_e4m3fn), ("best", torch.bool)),
+    ],
+)
+def test_a_forged_checkpoint_is_damaged(tmp_path: Path, forged: Any) -> None:
+    with pytest.raises(Stopped):
+        train(small(), tmp_path / "run", stop=_stop_after(9))
+    (path,) = (tmp_path / "run" / "checkpoints").iterdir()
+    tensors, about = read_tensors(path)
+    if isinstance(forged, dict):
+        position = json.loads(about["position"])
+        about["position"] = json.dumps({**position, "stage": {**position["stage"], **forged}})
+    else:
+        name = max(key for key in tensors if key.startswith(forged[0]))
+        tensors[name] = tensors[name].to(forged[1])
+    about["sha256"] = tensor_checksum(tensors, {"position": about["position"]})
+    save_file(tensors, path, about)
+    with pytest.raises(FileError, match="damaged: start again with --out"):
         train(small(), tmp_path / "run")
 
 

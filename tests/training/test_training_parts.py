@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from randens.core.errors import FileError
 from randens.training.checkpoint import Position, Spent, load, save
 from randens.training.losses import average, learning_rate
 from randens.training.recipe import SchedulePart
@@ -67,25 +66,13 @@ def test_a_checkpoint_comes_back_and_only_two_are_kept(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_noticed_and_the_previous_one_used(tmp_path: Path, damage: str) -> None:
     _save(tmp_path, 1)
     newest = _save(tmp_path, 2)
-    content = bytearray(newest.read_bytes())
-    if damage == "flip":
-        content[-3] ^= 1
-    elif damage == "truncate":
-        content = content[:-5]
-    else:
-        content = content.replace(b'finished\\":2', b'finished\\":7')
-    assert bytes(content) != newest.read_bytes()
-    newest.write_bytes(content)
+    whole = newest.read_bytes()
+    flipped, other = whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:], whole.replace(b'd\\":2', b'd\\":7')
+    assert whole not in (flipped, other)
+    newest.write_bytes({"flip": flipped, "truncate": whole[:-5], "position": other}[damage])
     loaded = load(tmp_path)
     assert loaded is not None
     _, position, faults = loaded
     assert position.finished == 1
     assert len(faults) == 1
     assert str(newest) in faults[0]
-
-
-def test_if_all_are_damaged_nothing_is_thrown_away_silently(tmp_path: Path) -> None:
-    for value in (1, 2):
-        _save(tmp_path, value).write_bytes(b"nothing")
-    with pytest.raises(FileError, match="damaged: start again with --out"):
-        load(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -28,6 +27,7 @@ from randens.witness import WitnessPool
 # Name: class and the options that it stands for.
 REGISTRY: dict[str, tuple[type[Attack], dict[str, Any]]] = {}
 AttackType = TypeVar("AttackType", bound="type[Attack]")
+_MOST = 1_000_000  # steps, restarts, queries: more would take years
 
 
 @dataclass(frozen=True)
@@ -150,24 +150,22 @@ class Attack:
 def _check_option(option: dataclasses.Field[Any], value: object) -> None:
     """Whole numbers are at least 1, others positive and finite; a field's metadata may give `range` or `choices`."""
     if option.name == "seed":
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"seed is {value!r}; it must be a whole number")
+        whole("seed", value, 0, 2**63 - 1)
     elif "choices" in option.metadata:
         if value not in tuple(option.metadata["choices"]):
             unknown(option.name, value, option.metadata["choices"])
     elif option.type in ("int", int):  # text where annotations are postponed
-        whole(option.name, value)
+        whole(option.name, value, 1, _MOST)
     elif option.type in ("bool", bool):
         if not isinstance(value, bool):
             raise InputError(f"{option.name} is {value!r}; it must be True or False")
     elif option.type in ("float", float) or (option.type == "float | None" and value is not None):
         low, high = option.metadata.get("range", (0.0, math.inf))
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not low <= float(value) <= high or float(value) == math.inf:  # type: ignore[arg-type]
-            valid = f"≥ {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-            raise InputError(f"{option.name} is {value!r}; it must be a number {valid}")
-        if low == 0 and value == 0 and "range" not in option.metadata:
-            raise InputError(f"{option.name} is {value!r}; it must be a number > 0")
+        found = number(option.name, None if isinstance(value, str) else value)
+        if not low <= found <= high or (found == 0 and "range" not in option.metadata):
+            least = f"≥ {low:g}" if "range" in option.metadata else "> 0"
+            valid = least if high == math.inf else f"from {low:g} to {high:g}"
+            raise InputError(f"{option.name} is {found:g}; it must be a number {valid}")
 
 
 def as_ensemble(model: nn.Module) -> RandomizedEnsemble:

@@ -8,13 +8,16 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from randens.cli.choices import Json, show
 from randens.core.errors import InputError, printable
 from randens.core.progress import bars
+
+if TYPE_CHECKING:
+    from randens.training.train import Summary
 
 
 def train(
@@ -59,6 +62,7 @@ def train(
     from randens.core.runs import Run
     from randens.training import Stopped, load_recipe, shipped_recipes
     from randens.training import train as run_training
+    from randens.training.train import Summary
 
     if recipe is None:
         names = sorted(shipped_recipes())
@@ -87,17 +91,16 @@ def train(
             # The signal may have reached another process only.
             raise typer.Exit(128 + next(iter(signals), 0)) from None
     if is_main:
-        summary = Run.open(folder).read("training")
-        show({"run": folder, **summary}, as_json, _lines(folder, summary))
+        document = Run.open(folder).read("training")
+        summary = Summary.parse(document, folder / "training.json")
+        show({"run": folder, **document}, as_json, _lines(folder, summary))
 
 
-def _lines(folder: Path, summary: dict[str, Any]) -> Iterator[str]:
-    found = summary["validation"]
-    probs = ", ".join(f"{p:.3g}" for p in summary["probs"])
+def _lines(folder: Path, summary: Summary) -> Iterator[str]:
+    found, probs = summary.validation, ", ".join(f"{p:.3g}" for p in summary.probs)
     yield (
-        f"{summary['method']}, {summary['members']} members, α = ({probs}): natural "
-        f"{found['natural_accuracy']:.1%}, under {found['attack']} {found['robust_accuracy']:.1%} "
-        f"on {found['images']} validation images."
+        f"{summary.method}, {summary.members} members, α = ({probs}): natural {found.natural_accuracy:.1%}, under "
+        f"{found.attack} {found.robust_accuracy:.1%} on {found.images} validation images."
     )
     yield f"The ensemble is in {folder}. Judge it on test data: randens evaluate {folder}"
 

@@ -127,19 +127,30 @@ def atomic_folder(path: AnyPath, *, overwrite: bool = False) -> Iterator[Path]:
         raise FileError(f"{path} exists already; choose another folder or remove it first")
     fresh, old = (target.with_name(f".{target.name}.{end}") for end in ("tmp", "old"))
     with only_writer(path):
-        shutil.rmtree(fresh, ignore_errors=True)  # a killed process leaves it behind
+        remove(fresh)  # a killed process leaves it behind
         try:
             with file_errors("write", path):
+                if target.exists() and not target.is_dir():
+                    raise ValueError("it is no folder")
                 fresh.mkdir(parents=True)
             yield fresh
             with file_errors("write", path):
                 if target.exists():
-                    shutil.rmtree(old, ignore_errors=True)
+                    remove(old)
                     os.replace(target, old)
                 os.replace(fresh, target)
         finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+            remove(fresh)
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, link or pipe (which rmtree would wait for), or a folder with its content, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from randens.core.files import AnyPath, encoded, file_errors, parse_json, read_f
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Probabilities = Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=1, max_length=100_000)]
 
-_LARGEST_METRICS = 1 << 30
+LARGEST_METRICS = 1 << 30
 
 
 class Document(BaseModel):
@@ -142,7 +142,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut off by a crash is left out."""
         path = self.path / "metrics.jsonl"
-        lines = read_file(path, _LARGEST_METRICS).split(b"\n")[:-1] if path.exists() else []
+        lines = read_file(path, LARGEST_METRICS).split(b"\n")[:-1] if path.exists() else []
         with file_errors("read", path):
             return [dict(parse_json(line)) for line in lines]
 

@@ -22,7 +22,7 @@ from randens.attacks.base import AttackLike, as_attacks
 from randens.core.devices import on_device
 from randens.core.errors import FileError, InputError, RandensError, RandensWarning, unknown
 from randens.core.progress import Progress, bars, silent
-from randens.core.runs import Run
+from randens.core.runs import Document, Run
 from randens.data import Data, as_data, check_range, names
 from randens.ensemble import RandomizedEnsemble, evaluating, load
 from randens.evaluation.tables import About
@@ -59,6 +59,12 @@ class Settings(Part, total=False):
 
     eps: float | str | None
     threat: Threat | None
+
+
+class _TrainedOn(Document):
+    """trained_on.json."""
+
+    inputs: list[str]
 
 
 def chosen_split(data: Any, settings: Settings) -> Settings:
@@ -200,7 +206,7 @@ def check_unseen(run: Run, data: Data) -> None:
     known = data.split in ("train", "validation") or data.name in names()
     if known or not (run.path / "trained_on.json").is_file():
         return
-    seen = set(run.read("trained_on")["inputs"])
+    seen = set(_TrainedOn.parse(run.read("trained_on"), run.path / "trained_on.json").inputs)
     if again := sum(key.hex() in seen for key in input_keys(*data[:])):
         trained = f"{again} of {len(data)} inputs that {run.path} was trained on"
         raise InputError(

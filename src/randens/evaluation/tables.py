@@ -190,7 +190,9 @@ class Result(ABC):
         if not isinstance(document, Mapping) or document.get("format") != wanted:
             raise InputError(f"it is no document of format {wanted}; make it again")
         try:
-            return read_as(cls, cls.parts(document), document["about"])
+            found = read_as(cls, cls.parts(document), document["about"])
+            repr(found)  # what cannot be shown is damaged, too
+            return found
         except Exception as error:  # altered entries make nearly anything fail
             raise InputError(f"the {cls.kind} is damaged ({type(error).__name__}: {error})") from error
 
@@ -246,7 +248,9 @@ def read_as(kind: Any, value: Any, about: Any = None) -> Any:
     """What JSON has, as the type that an annotation names. about: of the document, for results within it."""
     parts, origin = get_args(kind), get_origin(kind)
     if origin in (Union, UnionType):
-        return None if value is None else read_as([p for p in parts if p is not NoneType][-1], value, about)
+        if value is None or type(value) in parts:  # of int | float a whole number stays one
+            return value
+        return read_as([p for p in parts if p is not NoneType][-1], value, about)
     if kind is float:
         return math.nan if value is None else float(value)
     if origin in (tuple, list):

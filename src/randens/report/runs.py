@@ -24,6 +24,7 @@ from randens.evaluation import Advice, AttackedSampling, Curve, Evaluation, Rand
 from randens.evaluation.tables import Result, attack_name, percent, radius_text
 from randens.risk.intervals import Estimate, difference, joint
 from randens.training.methods import METHOD_NAMES
+from randens.training.train import Epoch, Summary
 from randens.witness.fingerprints import fingerprint
 
 __all__ = ["LoadedRun", "against", "load_run", "load_runs", "tried", "verdicts", "worth"]
@@ -146,15 +147,16 @@ def tried(problems: dict[str, str], what: str, make: Callable[..., Part], *given
 def _training(folder: Path) -> Mapping[str, Any] | None:
     if not (folder / "training.json").is_file():
         return None
-    document = read_json(folder / "training.json")
-    cost = {key: float(document["cost"][key]) for key in ("forwards", "backwards", "seconds")}
-    return {**cost, "method": document.get("method")}
+    file = folder / "training.json"
+    found = Summary.parse(read_json(file), file)
+    return {**found.cost.to_json(), "method": found.method}
 
 
 def _epochs(folder: Path) -> list[dict[str, Any]]:
     if not (folder / "metrics.jsonl").is_file():
         return []
-    return [line for line in Run(folder, {}).metrics() if line.get("event") == "epoch"]
+    lines = (line for line in Run(folder, {}).metrics() if line.get("event") == "epoch")
+    return [Epoch.parse(line, folder / "metrics.jsonl").to_json() for line in lines]
 
 
 def compare(first: Evaluation, other: Evaluation) -> Estimate | str:

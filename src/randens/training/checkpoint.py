@@ -11,20 +11,26 @@ from typing import Annotated
 import numpy as np
 import safetensors.torch
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
 
-from randens.core.devices import read_tensors, tensor_checksum
+from randens.core.devices import is_dense, read_tensors, tensor_checksum
 from randens.core.errors import FileError
 from randens.core.files import write_atomic
 from randens.core.runs import first_fault
 from randens.training.methods import Weights
 
-_FORMAT = "randens-checkpoint-2"
+_FORMAT = "randens-checkpoint-3"
 _KEPT = 2
 _NOISE = 0.1  # a smaller loss of accuracy may be noise around chance level
+_ROUNDING = 1e-6  # by so much may sums of shares leave [0, 1]
+_OPTIMIZERS = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 
-Numbers = Annotated[list[float], BeforeValidator(lambda value: np.asarray(value).tolist())]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Share = Annotated[float, Field(ge=-_ROUNDING, le=1 + _ROUNDING)]
+_PLAIN = BeforeValidator(lambda value: value.tolist() if isinstance(value, np.ndarray) else value)
+Numbers = Annotated[list[float], _PLAIN, Field(min_length=1, max_length=64)]
+Alpha = Annotated[list[Share], _PLAIN, Field(min_length=1, max_length=64)]
 
 
 class _Record(BaseModel):
@@ -34,13 +40,13 @@ class _Record(BaseModel):
 class Spent(_Record):
     """The cost over all sessions of the run: member passes per image by kind, attacks on held-out images, seconds."""
 
-    crafting: int = 0
-    training: int = 0
-    attacks: int = 0
-    forwards: int = 0
-    backwards: int = 0
-    seconds: float = 0.0
-    lines: int = 0  # of metrics.jsonl
+    crafting: Count = 0
+    training: Count = 0
+    attacks: Count = 0
+    forwards: Count = 0
+    backwards: Count = 0
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    lines: Count = 0  # of metrics.jsonl
 
     def add(
         self, forwards: int, backwards: int, crafting: int = 0, training: int = 0, attacks: int = 0
@@ -54,9 +60,9 @@ class Spent(_Record):
 class EarlyStopping(_Record):
     """The best accuracy under attack so far, the training accuracy then, and failures in a row since (`overfit`)."""
 
-    best: float = 0.0
-    training: float = 0.0
-    overfit: int = 0
+    best: Share = 0.0
+    training: Share = 0.0
+    overfit: Count = 0
 
     def seen(self, robust: float, training: float, collapse: float) -> None:
         """Count a validation as failed if `robust` fell below collapse × best while training accuracy did not drop."""
@@ -70,20 +76,21 @@ class EarlyStopping(_Record):
 class Best(_Record):
     """The best checkpoint of a stage so far: its risk and natural error on validation data, and α."""
 
-    risk: float
-    natural: float
-    epoch: int
-    probs: Numbers
+    risk: Share
+    natural: Share
+    epoch: Count
+    probs: Alpha
 
 
 class _StageRecord(_Record):
-    epoch: int = Field(ge=0)
-    step: int = Field(ge=0)
-    batches: int = Field(ge=1)
-    probs: Numbers
+    epochs: Count
+    epoch: Count
+    step: Count
+    batches: Count
+    probs: Alpha
     losses: Numbers
     correct: float
-    images: int
+    images: Count
     stopping: EarlyStopping
     best: Best | None
 
@@ -92,9 +99,25 @@ class Position(_Record):
     """Where a run is: how many members are finished, the α of the last one's best checkpoint, and the stage."""
 
     finished: int = Field(ge=0, le=64)
-    probs: Numbers | None
+    probs: Alpha | None
     spent: Spent
     stage: _StageRecord | None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Position:
+        now = self.stage
+        best = None if now is None else now.best
+        chosen = [self.probs, *(None if one is None else one.probs for one in (now, best))]
+        right = all(alpha is None or abs(sum(alpha) - 1) <= _ROUNDING for alpha in chosen)
+        right &= self.probs is None or len(self.probs) <= self.finished
+        if now is not None:
+            right &= len(now.probs) == self.finished + len(now.losses)
+            right &= now.epoch <= now.epochs and now.step <= now.batches
+            right &= bool(now.images) == bool(now.step) and 0 <= now.correct <= now.images * (1 + _ROUNDING)
+            right &= best is None or (best.epoch <= now.epoch and len(best.probs) == len(now.probs))
+        if not right:
+            raise ValueError("its entries contradict each other")
+        return self
 
 
 @dataclass
@@ -159,25 +182,31 @@ def pack(
 
 def restore(stage: Stage, tensors: Mapping[str, Tensor], record: _StageRecord) -> None:
     """Bring a stage just begun to the checkpoint; with another number of batches per epoch, the epoch starts again."""
+    if (len(record.probs), len(record.losses)) != (len(stage.probs), len(stage.trained)):
+        raise RuntimeError(f"{len(record.losses)} members were in training, not {len(stage.trained)}")
     for index, (trained, averaged) in enumerate(zip(stage.trained, stage.averaged, strict=True)):
-        trained.load_state_dict(part(tensors, f"trained.{index}"))
+        trained.load_state_dict(state(tensors, f"trained.{index}", trained))
         if averaged is not trained:
-            averaged.load_state_dict(part(tensors, f"averaged.{index}"))
+            averaged.load_state_dict(state(tensors, f"averaged.{index}", averaged))
+    begun = any(key.startswith("optimizer.") for key in tensors)
     for index, parameter in enumerate(_parameters(stage)):
-        for key, value in part(tensors, f"optimizer.{index}").items():
-            if key != "step" and value.shape != parameter.shape:  # torch would write beyond it
-                raise RuntimeError(
-                    f"{key} has shape {tuple(value.shape)}, its weight {tuple(parameter.shape)}"
-                )
-            like = torch.empty_like(parameter) if value.shape == parameter.shape else torch.empty_like(value)
-            stage.optimizer.state[parameter][key] = like.copy_(value)
+        held = part(tensors, f"optimizer.{index}")
+        for key in _OPTIMIZERS[type(stage.optimizer)] if begun else ():
+            # Zeros are what an optimizer begins with: for parameters that have no gradient, and for another optimizer.
+            value = torch.zeros(()) if key == "step" else torch.zeros_like(parameter)
+            if key in held:
+                if _kind(held[key]) != _kind(value):  # torch would write beyond it
+                    raise RuntimeError(f"optimizer.{index}.{key} is {_kind(held[key])}, not {_kind(value)}")
+                value.copy_(held[key])
+            stage.optimizer.state[parameter][key] = value
     stage.probs, stage.epoch, stage.stopping = np.array(record.probs), record.epoch, record.stopping
     if record.batches == stage.batches:
         stage.step, stage.losses = record.step, np.array(record.losses)
         stage.correct, stage.images = record.correct, record.images
     stage.best = record.best
     if record.best is not None:
-        stage.best_states = [part(tensors, f"best.{index}") for index in range(len(stage.trained))]
+        kept = enumerate(stage.averaged)
+        stage.best_states = [state(tensors, f"best.{index}", member) for index, member in kept]
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], position: Position) -> Path:
@@ -215,6 +244,20 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key[cut:]: value for key, value in tensors.items() if key.startswith(f"{prefix}.")}
 
 
+def state(tensors: Mapping[str, Tensor], prefix: str, module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module under ``prefix.``; other types than its own, which torch would convert, are refused."""
+    found, own = part(tensors, prefix), module.state_dict()
+    for key in sorted({*found, *own}):
+        kinds = [_kind(side[key]) if key in side else "missing" for side in (found, own)]
+        if kinds[0] != kinds[1]:
+            raise RuntimeError(f"{prefix}.{key} is {kinds[0]}, not {kinds[1]}")
+    return found
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
 def _read(path: Path) -> tuple[dict[str, Tensor], Position]:
     """One file, verified."""
     tensors, metadata = read_tensors(path)
@@ -222,6 +265,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], Position]:
     checksum = tensor_checksum(tensors, {"position": text})
     if (metadata.get("format"), metadata.get("sha256")) != (_FORMAT, checksum):
         raise FileError(f"the checkpoint {path} is damaged or of another version")
+    if not all(is_dense(tensor) and bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise FileError(f"the checkpoint {path} is damaged (it holds NaN, or numbers of another kind)")
     try:
         return tensors, Position.model_validate_json(text)
     except ValidationError as error:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from randens.attacks.members import folded
 from randens.callbacks import Callback
 from randens.core.devices import Workers
-from randens.core.errors import InputError, ModelError, RandensError
-from randens.core.files import write_atomic
+from randens.core.errors import FileError, InputError, ModelError, RandensError
+from randens.core.files import read_file, write_atomic
 from randens.core.progress import Progress
-from randens.core.runs import Run
+from randens.core.runs import LARGEST_METRICS, Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, frozen, to_layout
 from randens.training import checkpoint, losses
@@ -308,14 +308,16 @@ class Engine:
                 self.session.say(fault)
             try:
                 for index in range(position.finished):
-                    self.finished.append(self._finished(checkpoint.part(tensors, f"finished.{index}")))
+                    state = checkpoint.state(tensors, f"finished.{index}", self.fresh(index))
+                    self.finished.append(self._finished(state))
                 # If the recipe now has fewer members, the run ends with the finished ones.
                 if position.stage is not None and len(self.finished) < self.recipe.members:
                     stage = self._begin()
                     checkpoint.restore(stage, tensors, position.stage)
-            except (RuntimeError, KeyError, IndexError, StopIteration) as error:
+            except Exception as error:  # altered tensors make nearly anything fail
                 reason = " ".join(str(error).split())[:160]
-                raise InputError(f"the checkpoints in {folder} do not fit this recipe: {reason}") from error
+                fault = f"the checkpoints in {folder} do not fit this recipe or are damaged"
+                raise FileError(f"{fault}: start again with --out ({reason})") from error
             self.spent = position.spent
             self.best_probs = None if position.probs is None else np.array(position.probs)
             if stage is not None or self.finished:
@@ -324,7 +326,7 @@ class Engine:
         metrics = self.session.run.path / "metrics.jsonl"
         if self.processes.is_main and metrics.exists():
             # The steps after the checkpoint are run, and logged, again.
-            kept = metrics.read_bytes().splitlines(keepends=True)[: self.spent.lines]
+            kept = read_file(metrics, LARGEST_METRICS).splitlines(keepends=True)[: self.spent.lines]
             write_atomic(metrics, b"".join(kept))
         return stage
 

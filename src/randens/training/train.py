@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import nn
 
 from randens import attacks, models
@@ -17,9 +17,9 @@ from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.devices import Workers, workers
 from randens.core.errors import FileError, InputError, unknown
-from randens.core.files import only_writer
+from randens.core.files import only_writer, remove
 from randens.core.progress import Progress, bars
-from randens.core.runs import Run
+from randens.core.runs import Document, Probabilities, Run
 from randens.data import Data
 from randens.ensemble import RandomizedEnsemble, load
 from randens.evaluation.tables import count
@@ -31,6 +31,42 @@ from randens.training.recipe import Recipe, difference, read_toml, recipe_from, 
 from randens.witness.fingerprints import input_keys
 
 Pair = tuple[Data, Data]
+
+
+_Number = Annotated[float, Field(ge=0, le=1e18)]
+
+
+class _Cost(Document):
+    forwards: _Number
+    backwards: _Number
+    seconds: _Number
+
+
+class _Validation(Document):
+    natural_accuracy: float
+    robust_accuracy: float
+    attack: str
+    images: int
+
+
+class Summary(Document):
+    """What is read of training.json, which is written when a run has finished."""
+
+    method: str
+    members: int
+    probs: Probabilities
+    validation: _Validation
+    cost: _Cost
+
+
+class Epoch(Document):
+    """What is read of the lines of metrics.jsonl that end an epoch."""
+
+    member: int | None = None
+    loss: list[float] | None = None
+    accuracy: _Number | None = None
+    natural: _Number | None = None
+    robust: _Number | None = None
 
 
 @dataclass(frozen=True)
@@ -310,9 +346,6 @@ def _open(recipe: Recipe, folder: Path, say: Callable[[str], None], force: bool)
 def _clean(folder: Path) -> None:
     """Remove temporary files of a killed process, and a folder that it left empty."""
     for left in (*folder.glob("**/.*.tmp"), *folder.glob("**/.*.old")):
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        remove(left)
     with contextlib.suppress(OSError):
         folder.rmdir()
