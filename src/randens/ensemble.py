@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from randens import models, saved
-from randens.core.devices import full_float32, is_dense
-from randens.core.errors import FileError, InputError, ModelError, whole
+from randens.core.devices import is_dense, settled
+from randens.core.errors import FileError, InputError, ModelError, shown, whole
 from randens.core.files import AnyPath
 from randens.models.outputs import evaluating
 from randens.risk.sets import as_probs
@@ -49,7 +49,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
 def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     """α as a float64 tensor [M]; ``None`` is uniform."""
     if probs is None:
-        return torch.full((members,), 1.0 / members, dtype=torch.float64)
+        probs = np.full(members, 1.0 / members)
     return torch.from_numpy(as_probs(probs.tolist() if isinstance(probs, Tensor) else probs, members))
 
 
@@ -65,7 +65,7 @@ class _Ensemble(nn.Module):
             said = one if not listed else f"a list of {wrong[0]}" if wrong else "empty"
             raise InputError(f"members is {said}; give a list of classifiers, [f1, f2], as torch.nn.Module")
         for index, member in enumerate(members):
-            if any(is_lazy(parameter) or parameter.is_meta for parameter in member.parameters()):
+            if any(is_lazy(value) or value.is_meta for value in (*member.parameters(), *member.buffers())):
                 raise InputError(f"weights of member {index} have no values (lazy, or on 'meta'); load them")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
@@ -99,17 +99,17 @@ class _Ensemble(nn.Module):
 
     def answer(self, index: int, network: nn.Module, x: Tensor) -> Tensor:
         """One network's logits [n, C], unwrapped; C is the same for all networks and inputs."""
-        z = models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
-        if z.shape[1] != (self._count or z.shape[1]):
-            given = f"member {index} returned {z.shape[1]} logits"
-            raise ModelError(f"{given}, and {self._count} were returned before; all must agree")
+        name = f"member {index}"
+        with models.undisturbed(name):
+            answer = network(models.in_precision(x, network))
+        z = models.logits_of(answer, len(x), name, self._count)
         self._count = z.shape[1]
         return z
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
         parts = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)]
-        with evaluating(self), full_float32(), torch.no_grad():
+        with evaluating(self), settled(), torch.no_grad():
             for chunk in torch.split(x, _CHUNK):
                 z = self.logits(chunk.to(self.device))
                 if not bool(torch.isfinite(z).all()):
@@ -156,6 +156,8 @@ class RandomizedEnsemble(_Ensemble):
         self.probs = check_probs(probs, len(members))
         if isinstance(threat, FiniteThreat):
             raise InputError("threat is a finite set, which no file can hold; give it to evaluate instead")
+        if threat is not None and not isinstance(threat, Threat):
+            raise InputError(f"threat is {shown(threat)}; give a randens.Threat, or nothing")
         self.threat = threat
         self.generator = torch.Generator()
         self.seed(seed)
@@ -166,7 +168,7 @@ class RandomizedEnsemble(_Ensemble):
     @property
     def stochastic(self) -> bool:
         """Whether a member is itself random, like a `RandomizedModel`."""
-        return any(getattr(member, "stochastic", False) for member in self.members)
+        return any(getattr(type(member), "stochastic", False) is True for member in self.members)
 
     def extra_repr(self) -> str:
         return f"probs={self.probs.tolist()}"
@@ -201,7 +203,7 @@ class RandomizedEnsemble(_Ensemble):
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never sampled."""
-        uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
+        uniform = torch.rand(n, dtype=torch.float64, generator=self.generator, device="cpu")
         last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(self.probs.cumsum(0), uniform, right=True).clamp(max=last)
 

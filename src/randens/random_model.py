@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from randens.core.errors import InputError, whole
 from randens.ensemble import RandomizedEnsemble
-from randens.models import Adapted, adapt, in_precision, logits_of
+from randens.models import Adapted, adapt, in_precision, logits_of, undisturbed
 from randens.threat import Threat
 
 __all__ = ["FrozenDraw", "RandomizedModel", "expanded"]
@@ -88,6 +88,7 @@ class RandomizedModel(nn.Module):
         # By shape of an input: how a draw is computed on a batch, and whether rows of one call can have own draws.
         self._ways: dict[tuple[int, ...], Callable[[nn.Module, Tensor, int], Tensor]] = {}
         self._independent: dict[tuple[int, ...], bool] = {}
+        self._count = 0  # of logits, as soon as it is known
         self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
 
     @property
@@ -190,8 +191,12 @@ class RandomizedModel(nn.Module):
         return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
 
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        with self._drawing(seed, x.device) as options:
-            return logits_of(module(in_precision(x, module), **options), len(x), type(module).__name__)
+        name = type(module).__name__
+        with self._drawing(seed, x.device) as options, undisturbed(name):
+            answer = module(in_precision(x, module), **options)
+        z = logits_of(answer, len(x), name, self._count)
+        self._count = z.shape[1]
+        return z
 
     def _row_by_row(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
         return torch.cat([self._call(module, row, seed) for row in torch.split(x, 1)])

@@ -15,7 +15,7 @@ from torch import Tensor
 from randens.attacks.members import fast_members
 from randens.attacks.result import AttackResult
 from randens.attacks.search import Search
-from randens.core.devices import full_float32
+from randens.core.devices import settled
 from randens.core.errors import InputError
 from randens.core.progress import Progress
 from randens.ensemble import RandomizedEnsemble, frozen
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def attacking(rec: RandomizedEnsemble) -> Iterator[None]:
     """Members in eval mode and without gradients of parameters while they are attacked; restored afterwards."""
-    with frozen(rec), full_float32(), torch.inference_mode(False), torch.enable_grad():
+    with settled(), frozen(rec):
         yield
 
 

@@ -18,8 +18,8 @@ Channels = Sequence[float] | None
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
 
-def logits_of(answer: Any, count: int, name: str) -> Tensor:
-    """The logits [n, classes] in a classifier's answer, in float32 or float64.
+def logits_of(answer: Any, count: int, name: str, classes: int = 0) -> Tensor:
+    """The logits [n, classes] in a classifier's answer, in float32 or float64; of any number of classes if 0 is given.
 
     The answer is a tensor, the first item of a tuple or list, or the entry or attribute ``logits``. A single column is
     the logit z of class 1 against class 0, from a model trained with a sigmoid; it becomes (0, z).
@@ -48,6 +48,9 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         raise ModelError(f"{name} returned shape {tuple(answer.shape)} for {count} inputs; {_WANTED}")
     if answer.shape[1] == 1:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)
+    if answer.shape[1] != (classes or answer.shape[1]):
+        given = f"{name} returned {answer.shape[1]} logits"
+        raise ModelError(f"{given}, and {classes} were returned before; all must agree")
     return answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
 
 
@@ -59,6 +62,19 @@ def in_precision(x: Tensor, module: nn.Module) -> Tensor:
     if x.dtype in (torch.uint8, torch.bool) or x.is_complex():
         raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
     return x.to(weight.dtype) if x.is_floating_point() else x.clone()
+
+
+@contextlib.contextmanager
+def undisturbed(name: str) -> Iterator[None]:
+    """Around a call of a classifier: it may switch gradients; if it changes torch's defaults, it is refused."""
+    before = torch.get_default_device(), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
+    after = torch.get_default_device(), torch.get_default_dtype()
+    if after != before:
+        torch.set_default_device(None)
+        torch.set_default_dtype(before[1])
+        raise ModelError(f"{name} sets torch's default device and type to {after}; it must leave both")
 
 
 @contextlib.contextmanager

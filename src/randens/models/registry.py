@@ -144,6 +144,8 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     # Takes a second, which only those pay who count.
     from torch.utils.flop_counter import FlopCounterMode
 
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model is a {type(model).__name__}; give one torch.nn.Module")
     shape = getattr(model, "input_shape", None) if input_shape is None else input_shape
     if shape is None:
         raise InputError("input_shape is None; give it as (channels, height, width)")

@@ -15,7 +15,7 @@ from torch import nn
 from randens import attacks, models
 from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
-from randens.core.devices import Workers, workers
+from randens.core.devices import Workers, settled, workers
 from randens.core.errors import FileError, InputError, unknown
 from randens.core.files import only_writer
 from randens.core.progress import Progress, bars
@@ -68,6 +68,7 @@ class Plan:
         )
 
 
+@settled()
 def train(
     recipe: Recipe | str | os.PathLike[str],
     run_folder: str | os.PathLike[str],
@@ -260,7 +261,7 @@ def _members(recipe: Recipe, data: Data) -> Callable[[int], models.Classifier]:
 
     def member(index: int) -> models.Classifier:
         seed = seed_for(recipe.seed, "member", index)
-        return models.create(part.name, classes=len(data.classes), seed=seed, **arguments)
+        return models.create(part.name, classes=len(data.classes), seed=seed, **arguments).float()
 
     member(0)
     return member
