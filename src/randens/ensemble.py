@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from randens import models, saved
 from randens.core.devices import is_dense, settled
-from randens.core.errors import FileError, InputError, ModelError, shown, whole
+from randens.core.errors import FileError, InputError, ModelError, PathLike, number, shown, typed, whole
 from randens.core.files import AnyPath
 from randens.models.outputs import evaluating
 from randens.risk.sets import as_probs
@@ -50,7 +50,8 @@ def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     """α as a float64 tensor [M]; ``None`` is uniform."""
     if probs is None:
         probs = np.full(members, 1.0 / members)
-    return torch.from_numpy(as_probs(probs.tolist() if isinstance(probs, Tensor) else probs, members))
+    plain = isinstance(probs, Tensor) and is_dense(probs)
+    return torch.from_numpy(as_probs(probs.tolist() if plain else probs, members))  # type: ignore[union-attr]
 
 
 class _Ensemble(nn.Module):
@@ -110,7 +111,7 @@ class _Ensemble(nn.Module):
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
         parts = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)]
         with evaluating(self), settled(), torch.no_grad():
-            for chunk in torch.split(x, _CHUNK):
+            for chunk in torch.split(to_layout(x), _CHUNK):
                 z = self.logits(chunk.to(self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
@@ -175,7 +176,8 @@ class RandomizedEnsemble(_Ensemble):
 
     def seed(self, seed: int | None = None) -> None:
         """Restart the draws; ``None`` uses fresh entropy from the operating system."""
-        self.generator.manual_seed(secrets.randbits(63) if seed is None else seed)
+        drawn = secrets.randbits(63) if seed is None else whole("seed", seed, 0, 2**63 - 1)
+        self.generator.manual_seed(drawn)
 
     def with_probs(self, probs: ArrayLike | Tensor | None) -> RandomizedEnsemble:
         """The same members (shared, not copied) with other probabilities."""
@@ -197,12 +199,13 @@ class RandomizedEnsemble(_Ensemble):
         Averaged over all thresholds its risk is the ensemble's, under attack, too: so the best threshold is at least
         as robust as sampling, at the cost of all members. It gives no gradients.
         """
-        if not 0 <= threshold < 1:
+        if not 0 <= number("threshold", threshold) < 1:
             raise InputError(f"threshold is {threshold!r}; it must be at least 0 and below 1")
         return _ThresholdVote(self, threshold)
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never sampled."""
+        whole("n", n, 0)
         uniform = torch.rand(n, dtype=torch.float64, generator=self.generator, device="cpu")
         last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(self.probs.cumsum(0), uniform, right=True).clamp(max=last)
@@ -257,6 +260,7 @@ class RandomizedEnsemble(_Ensemble):
 
         return load(downloaded(source, **options), members=members)
 
+    @typed(path=PathLike)
     def save(self, path: AnyPath, *, overwrite: bool = False) -> Path:
         """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
         networks, parts = networks_of(self.members)
@@ -311,6 +315,7 @@ def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], li
     return tuple(numbers), [[numbers[network] for network in part] for part in averaged]
 
 
+@typed(path=PathLike, members=Sequence | None)
 def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> RandomizedEnsemble:
     """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum; it is in eval mode.
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from randens.core.errors import InputError, whole
-from randens.ensemble import RandomizedEnsemble
+from randens.core.errors import InputError, expect, whole
+from randens.ensemble import RandomizedEnsemble, to_layout
 from randens.models import Adapted, adapt, in_precision, logits_of, undisturbed
 from randens.threat import Threat
 
@@ -83,13 +83,15 @@ class RandomizedModel(nn.Module):
         self.module: nn.Module | None = model if isinstance(model, nn.Module) else None
         self.factory: Factory | None = None if isinstance(model, nn.Module) else model
         self.active = active if isinstance(active, tuple) else (active,)
+        for kind in self.active:
+            expect("active", kind, type)
         self._modes = [] if self.module is None else _modes(self.module, self.active)
         self._takes_generator = self.module is not None and _takes_generator(self.module)
         # By shape of an input: how a draw is computed on a batch, and whether rows of one call can have own draws.
         self._ways: dict[tuple[int, ...], Callable[[nn.Module, Tensor, int], Tensor]] = {}
         self._independent: dict[tuple[int, ...], bool] = {}
         self._count = 0  # of logits, as soon as it is known
-        self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
+        self._next = secrets.randbelow(_SEEDS) if seed is None else whole("seed", seed, 0) % _SEEDS
 
     @property
     def device(self) -> torch.device:
@@ -112,11 +114,14 @@ class RandomizedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C], each row under a fresh draw of its own."""
+        x = to_layout(x)
         self._next = (self._next + max(1, len(x))) % _SEEDS
         return self.sample(x, self._next)
 
     def sample(self, x: Tensor, seed: int) -> Tensor:
         """Logits [n, C], each row under an independent draw; `seed` decides all of them."""
+        x = to_layout(x)
+        whole("seed", seed, 0, _SEEDS - 1)
         if self.independent(x) and self.module is not None:
             return self._mapped(self.module, x, seed, "different")
         return torch.cat([self.freeze((seed + i) % _SEEDS)(row) for i, row in enumerate(torch.split(x, 1))])
@@ -255,6 +260,7 @@ def expanded(
     model: RandomizedModel | RandomizedEnsemble, draws: int | None = None, first: int = 0
 ) -> RandomizedEnsemble:
     """A finite ensemble for `model`: a random member of α_i is K frozen draws (seeds first, first + 1 …) of α_i / K."""
+    whole("first", first, 0)
     rec = model if isinstance(model, RandomizedEnsemble) else RandomizedEnsemble([model], threat=model.threat)
     parts: list[nn.Module] = []
     probs: list[float] = []

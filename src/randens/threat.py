@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from randens.core.errors import InputError, RandensWarning, number, unknown
+from randens.core.errors import InputError, RandensWarning, number, shown, typed, unknown
 from randens.data import check_range
 from randens.region import Region, filled, norms
 
@@ -32,7 +32,7 @@ _SPELLINGS |= {"2": "l2", "2.0": "l2", "euclidean": "l2", "1": "l1", "1.0": "l1"
 
 def norm_name(norm: object) -> str:
     """The name that `Threat` uses for a norm, from its usual spellings; anything else comes back in small letters."""
-    text = re.sub(r"[_\s-]", "", str(norm).lower())
+    text = re.sub(r"[_\s-]", "", (norm if isinstance(norm, str) else shown(norm)).lower())
     return _SPELLINGS.get(text.removeprefix("l"), text)
 
 
@@ -126,12 +126,12 @@ class Threat:
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
-        return self.with_radius(self.eps * factor)
+        return self.with_radius(self.eps * number("factor", factor))
 
     def with_radius(self, eps: float) -> Threat:
         """The same threat with another radius; a derived radius is not checked for being in 0..255."""
         other = copy.copy(self)
-        object.__setattr__(other, "eps", float(eps))
+        object.__setattr__(other, "eps", number("eps", eps))
         return other
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -256,6 +256,7 @@ class Threat:
         return {"norm": self.norm, "eps": self.eps, "bounds": list(self.bounds) if self.bounds else None}
 
     @staticmethod
+    @typed(value=Mapping)
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
         if value["norm"] == "finite":

@@ -17,7 +17,7 @@ from randens.attacks.result import AttackResult, join
 from randens.attacks.run import run_batches
 from randens.attacks.search import Search
 from randens.core.devices import is_dense
-from randens.core.errors import InputError, number, unknown, whole
+from randens.core.errors import InputError, number, shown, typed, unknown, whole
 from randens.core.progress import Progress
 from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble
@@ -67,7 +67,7 @@ class Attack:
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
-            raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+            raise InputError(f"threat is {shown(self.threat)}; give a Threat, e.g. Threat('linf', 8/255)")
         if isinstance(self.threat, FiniteThreat) != self.enumerates:
             if self.enumerates:
                 raise InputError(f"threat is a ball; the attack {self.name!r} needs a randens.FiniteThreat")
@@ -127,6 +127,7 @@ class Attack:
         pair = isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data)
         return run_batches(self, as_ensemble(rec), data if pair else as_data(data), rows, start, progress)
 
+    @typed(start=WitnessPool | None, progress=Callable | None)
     def run(
         self,
         rec: nn.Module,
@@ -151,9 +152,9 @@ def _check_option(option: dataclasses.Field[Any], value: object) -> None:
     """Whole numbers are at least 1, others positive and finite; a field's metadata may give `range` or `choices`."""
     if option.name == "seed":
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"seed is {value!r}; it must be a whole number")
+            raise InputError(f"seed is {shown(value)}; it must be a whole number")
     elif "choices" in option.metadata:
-        if value not in tuple(option.metadata["choices"]):
+        if not any(type(value) is type(one) and value == one for one in option.metadata["choices"]):
             unknown(option.name, value, option.metadata["choices"])
     elif option.type in ("int", int):  # text where annotations are postponed
         whole(option.name, value)

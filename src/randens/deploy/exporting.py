@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from randens.core.devices import settled
-from randens.core.errors import InputError, ModelError, whole
+from randens.core.errors import InputError, ModelError, PathLike, typed, whole
 from randens.core.files import atomic_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import ThreatDocument, versions
@@ -34,6 +35,7 @@ _TOLERANCE = 1e-4  # of the largest logit: rounding stays near 1e-6, a wrong gra
 _CHUNK = 256
 
 
+@typed(path=PathLike, progress=Callable | None)
 @settled()
 def export(
     model: Any,

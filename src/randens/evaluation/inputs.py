@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,7 +20,7 @@ from randens import models
 from randens.attacks import Attack
 from randens.attacks.base import AttackLike, as_attacks
 from randens.core.devices import on_device, settled
-from randens.core.errors import FileError, InputError, ModelError, RandensWarning, unknown
+from randens.core.errors import FileError, InputError, ModelError, PathLike, RandensWarning, typed, unknown
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Run
 from randens.data import Data, as_data, check_range, names
@@ -108,6 +108,14 @@ class Case:
             raise InputError(f"model answers at random; {what} for deterministic members only")
 
 
+@typed(
+    threat=Threat | None,
+    norm=str | float | int | None,
+    device=str | torch.device | None,
+    split=str | None,
+    folder=WitnessStore | PathLike | None,
+    progress=Callable | None,
+)
 @contextlib.contextmanager
 def prepare(
     model: Any,

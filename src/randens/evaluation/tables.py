@@ -130,6 +130,7 @@ class Result(ABC):
     def figure(self) -> Any:
         """The numbers as a matplotlib figure."""
 
+    @typed(path=PathLike | None)
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """The figure; with `path`, also written into that file."""
         drawn = self.figure()

@@ -16,7 +16,7 @@ from randens import attacks, models
 from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
 from randens.core.devices import Workers, settled, workers
-from randens.core.errors import FileError, InputError, unknown
+from randens.core.errors import FileError, InputError, PathLike, typed, unknown, whole
 from randens.core.files import only_writer
 from randens.core.progress import Progress, bars
 from randens.core.runs import Run
@@ -68,6 +68,14 @@ class Plan:
         )
 
 
+@typed(
+    recipe=Recipe | PathLike,
+    run_folder=PathLike,
+    progress=Callable | None,
+    say=Callable | None,
+    stop=Callable | None,
+    data=Sequence | None,
+)
 @settled()
 def train(
     recipe: Recipe | str | os.PathLike[str],
@@ -157,6 +165,7 @@ def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> 
     if images is None or held is None:
         sizes = datasets.entry(recipe.data.name).sizes
         images, held = sizes["train"], sizes["validation"]
+    images, held = whole("images", images), whole("held", held)
     method = METHODS[recipe.method](recipe.weight)
     level = "kl" if recipe.loss.name == "trades" else method.level
     craft = losses.adversary(recipe.adversary, recipe.threat.build(), level)
@@ -192,6 +201,7 @@ def shipped_recipes() -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(folder.glob("*/*.toml"))}
 
 
+@typed(source=PathLike)
 def find_recipe(source: str | os.PathLike[str]) -> Path:
     """The file of a recipe: `source` itself, or a shipped one by name ("digits-mlp-barre") or path in a clone."""
     path = Path(source)
