@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import randens
 from randens import DeterministicEnsemble, RandensWarning, RandomizedEnsemble, Threat, attacks
-from randens.core.errors import FileError, InputError, RandensError
+from randens.core.errors import FileError, InputError, ModelError, RandensError
 from randens.core.runs import Run
 from randens.evaluation import Evaluation, as_rec, load_model
 from randens.evaluation.tables import Result
@@ -313,7 +314,35 @@ class Raising(nn.Module):
         return z
 
 
-@pytest.mark.parametrize("calls", [4, 6])
+class Meddling(nn.Module):
+    def __init__(self, effect: Callable[[], object]) -> None:
+        super().__init__()
+        self.net, self.effect = convnet(0), effect
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.effect()
+        z: Tensor = self.net(x)
+        return z
+
+
+@pytest.mark.parametrize(
+    ("effect", "said"),
+    [
+        (lambda: torch.set_grad_enabled(False), ""),
+        (lambda: torch.set_default_dtype(torch.float64), "sets torch's default device and type"),
+        (lambda: torch.set_default_device("meta"), "sets torch's default device and type"),
+    ],
+)
+def test_models_do_not_change_torchs_settings(effect: Callable[[], object], said: str) -> None:
+    model = Meddling(effect).eval()
+    with pytest.raises(ModelError, match=said) if said else contextlib.nullcontext():
+        alone = evaluate(nets()[0], (X, Y), "pgd", eps=EPS)
+        assert float(evaluate(model, (X, Y), "pgd", eps=EPS).robust) == float(alone.robust) < 1
+    assert torch.is_grad_enabled()
+    assert (torch.get_default_device().type, torch.get_default_dtype()) == ("cpu", torch.float32)
+
+
+@pytest.mark.parametrize("calls", [0, 4, 6])
 def test_what_a_model_raises_arrives_and_everything_is_as_before(calls: int) -> None:
     model = Raising(calls).train()
     state = torch.random.get_rng_state()

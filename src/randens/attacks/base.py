@@ -154,7 +154,7 @@ def _check_option(option: dataclasses.Field[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError(f"seed is {shown(value)}; it must be a whole number")
     elif "choices" in option.metadata:
-        if not any(type(value) is type(one) and value == one for one in option.metadata["choices"]):
+        if not isinstance(value, str) or value not in option.metadata["choices"]:
             unknown(option.name, value, option.metadata["choices"])
     elif option.type in ("int", int):  # text where annotations are postponed
         whole(option.name, value)

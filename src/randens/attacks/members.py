@@ -13,7 +13,7 @@ from torch.fx.experimental.optimization import fuse
 
 from randens.core.errors import RandensWarning
 from randens.ensemble import to_layout
-from randens.models import in_precision, logits_of
+from randens.models import in_precision, logits_of, undisturbed
 
 _RANDOM = 1e-3  # of the largest logit; sums on a GPU differ by less
 _FOLDED = 1e-5  # of the largest logit; more means that folding changed the network
@@ -25,7 +25,8 @@ def fast_members(members: Sequence[nn.Module], x: Tensor) -> list[nn.Module]:
     found, random = [], []
     for number, member in enumerate(members):
         z = _answer(member, sample, number)
-        with contextlib.suppress(Exception):  # whatever a copy may fail with, the member itself answers
+        # Whatever a copy may fail with, the member itself answers.
+        with contextlib.suppress(Exception), undisturbed(f"member {number}"):
             candidate = folded(member)
             if candidate is not member and _differ(z, _answer(candidate, sample, number)) <= _FOLDED:
                 found.append(candidate)
@@ -68,8 +69,9 @@ def _has_batch_norm(module: nn.Module) -> bool:
 
 
 def _answer(member: nn.Module, sample: Tensor, number: int) -> Tensor:
-    with torch.no_grad():
-        return logits_of(member(in_precision(sample, member)), len(sample), f"member {number}")
+    with torch.no_grad(), undisturbed(name := f"member {number}"):
+        answer = member(in_precision(sample, member))
+    return logits_of(answer, len(sample), name)
 
 
 def _differ(z: Tensor, again: Tensor) -> float:

@@ -80,7 +80,8 @@ def undisturbed(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
-    modes = [(m, m.training) for m in module.modules()]
+    # A frozen TorchScript module has no mode.
+    modes = [(m, m.training) for m in module.modules() if hasattr(m, "training")]
     module.eval()
     try:
         yield
@@ -116,7 +117,7 @@ class Adapted(Normalized):
     def __init__(self, module: nn.Module, mean: Channels = None, std: Channels = None) -> None:
         super().__init__(mean, std)
         self.module = module
-        self.training = module.training  # keeps the mode, because a new module is in training mode
+        self.training = getattr(module, "training", False)  # a new module is in training mode
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         channels = {len(values) for values in (self.mean, self.std) if values is not None} - {1}
