@@ -205,7 +205,7 @@ class RandomizedEnsemble(_Ensemble):
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never sampled."""
-        whole("n", n, 0)
+        whole("n", n, 0, 1 << 28)
         uniform = torch.rand(n, dtype=torch.float64, generator=self.generator, device="cpu")
         last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(self.probs.cumsum(0), uniform, right=True).clamp(max=last)

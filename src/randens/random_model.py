@@ -28,6 +28,7 @@ __all__ = ["FrozenDraw", "RandomizedModel", "expanded"]
 _SAME = 1e-5  # logits computed in two ways, relative to the largest
 _PROBES = 8  # seeds with which that is done
 _PROBED = 3  # rows on which two ways of computing a draw are compared
+_MOST_DRAWS = 1 << 16
 _SEEDS = 2**31  # every generator, NumPy's old one too, takes a seed below this
 
 Factory = Callable[[int], nn.Module]
@@ -76,7 +77,7 @@ class RandomizedModel(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        whole("draws", draws, 2, why=", as one draw says nothing about a random model")
+        whole("draws", draws, 2, _MOST_DRAWS, why=", as one draw says nothing about a random model")
         if not isinstance(model, nn.Module) and not callable(model):
             raise InputError(f"model is {type(model).__name__}; give a module, or a function that makes one")
         self.draws, self.threat = draws, threat
@@ -267,7 +268,7 @@ def expanded(
     for member, weight in zip(rec.members, rec.probs.tolist(), strict=True):
         own = [member]
         if isinstance(member, RandomizedModel):
-            count = whole("draws", member.draws if draws is None else draws)
+            count = whole("draws", member.draws if draws is None else draws, 1, _MOST_DRAWS)
             own = [member.freeze(first + draw) for draw in range(count)]
         parts += own
         probs += [weight / len(own)] * len(own)

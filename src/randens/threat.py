@@ -259,10 +259,10 @@ class Threat:
     @typed(value=Mapping)
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
-        if value["norm"] == "finite":
+        if value.get("norm") == "finite":
             raise InputError("threat is a finite set, whose functions no file holds; evaluate it again")
-        found = Threat(value["norm"], 1e-9, value.get("bounds"))
-        if (eps := number("eps", value["eps"])) < 0:
+        found = Threat(value.get("norm", ""), 1e-9, value.get("bounds"))
+        if (eps := number("eps", value.get("eps"))) < 0:
             raise InputError(f"eps is {eps:g}; it must be ≥ 0, e.g. 8/255")
         return found.with_radius(eps)
 

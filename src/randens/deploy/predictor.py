@@ -180,12 +180,14 @@ class Predictor:
 
     def draw(self, n: int) -> NDArray[np.int64]:
         """Member indices [n]: independent draws from α by the operating system's secure generator."""
-        whole("n", n, 0)
+        whole("n", n, 0, 1 << 28)
         return self.members_at(np.frombuffer(os.urandom(8 * n), dtype=np.uint64))
 
     def predict(self, x: ArrayLike, member: int | None = None) -> Prediction:
         """Answers for inputs [n, *input_shape], each by a member sampled for it alone, or all by `member`."""
         inputs = self.check(x)
+        if member is not None:
+            whole("member", member, 0, len(self) - 1)
         members = self.draw(len(inputs)) if member is None else np.full(len(inputs), member, dtype=np.int64)
         logits = np.empty((len(inputs), len(self.bundle.classes)), dtype=np.float32)
         for row, drawn in enumerate(members.tolist()):
