@@ -51,7 +51,7 @@ def test_a_folded_network_computes_what_the_network_does_and_leaves_its_inputs()
 
 
 class Guarded(nn.Module):
-    """Control flow that depends on the data cannot be traced; what is inside can be."""
+    """Control flow that depends on the data."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ class Unfaithful(Guarded):
         return super().forward(x) + 0.1 * self.copies
 
 
-def test_parts_are_folded_where_the_whole_cannot_be_traced() -> None:
-    assert not has_batch_norm(folded(Guarded(network()).eval()))
+def test_networks_that_cannot_be_traced_are_folded() -> None:
+    assert not has_batch_norm(folded(Guarded(network()).eval(), inputs()))
 
 
 def test_members_that_cannot_be_folded_are_attacked_as_they_are() -> None:
