@@ -37,8 +37,8 @@ def frozen(module: nn.Module) -> Iterator[None]:
     if any(parameter.is_inference() for parameter in module.parameters()):
         raise InputError("members hold weights made in torch.inference_mode(); make or load them outside")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    module.requires_grad_(False)
-    try:
+    try:  # from here, as Ctrl-C may come at any moment
+        module.requires_grad_(False)
         with evaluating(module):
             yield
     finally:

@@ -56,8 +56,8 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
     if set(places) == {wanted}:
         yield wanted
         return
-    module.to(wanted)
     try:
+        module.to(wanted)
         yield wanted
     finally:
         module.to(places[0])

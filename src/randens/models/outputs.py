@@ -82,8 +82,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
     # A frozen TorchScript module has no mode.
     modes = [(m, m.training) for m in module.modules() if hasattr(m, "training")]
-    module.eval()
     try:
+        module.eval()
         yield
     finally:
         for submodule, training in modes:
