@@ -159,7 +159,7 @@ def as_vector(
 ) -> NDArray[np.float64]:
     """A fresh one-dimensional, non-empty float vector, with one value for each of `length` members."""
     try:
-        vector = np.array(value, dtype=np.float64)
+        vector = np.array(np.asarray(value), dtype=np.float64)  # tensors warn if copied at once
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(f"{name} must be a list of numbers, got {shown(value)}") from error
     if vector.ndim != 1 or len(vector) == 0:
