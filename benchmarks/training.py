@@ -82,8 +82,8 @@ class BareStep:
         self.trained = nets[-1].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.trained.train()
         # Earlier members are finished: like the engine, attack them with their BatchNorm folded.
-        self.nets = [*(folded(net.eval().requires_grad_(False)) for net in nets[:-1]), self.trained]
         x = torch.rand(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        self.nets = [*(folded(net.eval().requires_grad_(False), x[:4]) for net in nets[:-1]), self.trained]
         self.x, self.y = x.contiguous(memory_format=torch.channels_last), torch.arange(batch) % 10
 
     def loss(self, net: nn.Module, points: Tensor) -> Tensor:

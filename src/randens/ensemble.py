@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from randens import models, saved
-from randens.core.devices import full_float32, is_dense
-from randens.core.errors import FileError, InputError, ModelError, whole
+from randens.core.devices import is_dense, settled
+from randens.core.errors import FileError, InputError, ModelError, PathLike, number, shown, typed, whole
 from randens.core.files import AnyPath
 from randens.models.outputs import evaluating
 from randens.risk.sets import as_probs
@@ -37,8 +37,8 @@ def frozen(module: nn.Module) -> Iterator[None]:
     if any(parameter.is_inference() for parameter in module.parameters()):
         raise InputError("members hold weights made in torch.inference_mode(); make or load them outside")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    module.requires_grad_(False)
-    try:
+    try:  # from here, as Ctrl-C may come at any moment
+        module.requires_grad_(False)
         with evaluating(module):
             yield
     finally:
@@ -49,8 +49,9 @@ def frozen(module: nn.Module) -> Iterator[None]:
 def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
     """α as a float64 tensor [M]; ``None`` is uniform."""
     if probs is None:
-        return torch.full((members,), 1.0 / members, dtype=torch.float64)
-    return torch.from_numpy(as_probs(probs.tolist() if isinstance(probs, Tensor) else probs, members))
+        probs = np.full(members, 1.0 / members)
+    plain = isinstance(probs, Tensor) and is_dense(probs)
+    return torch.from_numpy(as_probs(probs.tolist() if plain else probs, members))  # type: ignore[union-attr]
 
 
 class _Ensemble(nn.Module):
@@ -65,7 +66,7 @@ class _Ensemble(nn.Module):
             said = one if not listed else f"a list of {wrong[0]}" if wrong else "empty"
             raise InputError(f"members is {said}; give a list of classifiers, [f1, f2], as torch.nn.Module")
         for index, member in enumerate(members):
-            if any(is_lazy(parameter) or parameter.is_meta for parameter in member.parameters()):
+            if any(is_lazy(value) or value.is_meta for value in (*member.parameters(), *member.buffers())):
                 raise InputError(f"weights of member {index} have no values (lazy, or on 'meta'); load them")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
             raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
@@ -99,18 +100,18 @@ class _Ensemble(nn.Module):
 
     def answer(self, index: int, network: nn.Module, x: Tensor) -> Tensor:
         """One network's logits [n, C], unwrapped; C is the same for all networks and inputs."""
-        z = models.logits_of(network(models.in_precision(x, network)), len(x), f"member {index}")
-        if z.shape[1] != (self._count or z.shape[1]):
-            given = f"member {index} returned {z.shape[1]} logits"
-            raise ModelError(f"{given}, and {self._count} were returned before; all must agree")
+        name = f"member {index}"
+        with models.undisturbed(name):
+            answer = network(models.in_precision(x, network))
+        z = models.logits_of(answer, len(x), name, self._count)
         self._count = z.shape[1]
         return z
 
     def verdicts(self, x: Tensor) -> Tensor:
         """Every member's predicted class [n, M], in eval mode, without gradients, in chunks."""
         parts = [torch.zeros(0, len(self.members), dtype=torch.int64, device=self.device)]
-        with evaluating(self), full_float32(), torch.no_grad():
-            for chunk in torch.split(x, _CHUNK):
+        with evaluating(self), settled(), torch.no_grad():
+            for chunk in torch.split(to_layout(x), _CHUNK):
                 z = self.logits(chunk.to(self.device))
                 if not bool(torch.isfinite(z).all()):
                     bad = (~torch.isfinite(z)).flatten(1).any(dim=1).nonzero().flatten().tolist()
@@ -156,6 +157,8 @@ class RandomizedEnsemble(_Ensemble):
         self.probs = check_probs(probs, len(members))
         if isinstance(threat, FiniteThreat):
             raise InputError("threat is a finite set, which no file can hold; give it to evaluate instead")
+        if threat is not None and not isinstance(threat, Threat):
+            raise InputError(f"threat is {shown(threat)}; give a randens.Threat, or nothing")
         self.threat = threat
         self.generator = torch.Generator()
         self.seed(seed)
@@ -166,14 +169,15 @@ class RandomizedEnsemble(_Ensemble):
     @property
     def stochastic(self) -> bool:
         """Whether a member is itself random, like a `RandomizedModel`."""
-        return any(getattr(member, "stochastic", False) for member in self.members)
+        return any(getattr(type(member), "stochastic", False) is True for member in self.members)
 
     def extra_repr(self) -> str:
         return f"probs={self.probs.tolist()}"
 
     def seed(self, seed: int | None = None) -> None:
         """Restart the draws; ``None`` uses fresh entropy from the operating system."""
-        self.generator.manual_seed(secrets.randbits(63) if seed is None else seed)
+        drawn = secrets.randbits(63) if seed is None else whole("seed", seed, 0, 2**63 - 1)
+        self.generator.manual_seed(drawn)
 
     def with_probs(self, probs: ArrayLike | Tensor | None) -> RandomizedEnsemble:
         """The same members (shared, not copied) with other probabilities."""
@@ -195,13 +199,14 @@ class RandomizedEnsemble(_Ensemble):
         Averaged over all thresholds its risk is the ensemble's, under attack, too: so the best threshold is at least
         as robust as sampling, at the cost of all members. It gives no gradients.
         """
-        if not 0 <= threshold < 1:
+        if not 0 <= number("threshold", threshold) < 1:
             raise InputError(f"threshold is {threshold!r}; it must be at least 0 and below 1")
         return _ThresholdVote(self, threshold)
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never sampled."""
-        uniform = torch.rand(n, dtype=torch.float64, generator=self.generator)
+        whole("n", n, 0, 1 << 28)
+        uniform = torch.rand(n, dtype=torch.float64, generator=self.generator, device="cpu")
         last = int(self.probs.nonzero().max())  # guards against a cumulative sum just below 1
         return torch.searchsorted(self.probs.cumsum(0), uniform, right=True).clamp(max=last)
 
@@ -255,6 +260,7 @@ class RandomizedEnsemble(_Ensemble):
 
         return load(downloaded(source, **options), members=members)
 
+    @typed(path=PathLike)
     def save(self, path: AnyPath, *, overwrite: bool = False) -> Path:
         """Write a folder, completely or not at all: a safetensors file per network and a JSON manifest; see `load`."""
         networks, parts = networks_of(self.members)
@@ -309,6 +315,7 @@ def networks_of(members: Iterable[nn.Module]) -> tuple[tuple[nn.Module, ...], li
     return tuple(numbers), [[numbers[network] for network in part] for part in averaged]
 
 
+@typed(path=PathLike, members=Sequence | None)
 def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> RandomizedEnsemble:
     """Read an ensemble written by `RandomizedEnsemble.save`, verifying every checksum; it is in eval mode.
 

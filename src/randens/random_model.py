@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from randens.core.errors import InputError, whole
-from randens.ensemble import RandomizedEnsemble
-from randens.models import Adapted, adapt, in_precision, logits_of
+from randens.core.errors import InputError, expect, whole
+from randens.ensemble import RandomizedEnsemble, to_layout
+from randens.models import Adapted, adapt, in_precision, logits_of, undisturbed
 from randens.threat import Threat
 
 __all__ = ["FrozenDraw", "RandomizedModel", "expanded"]
@@ -28,6 +28,7 @@ __all__ = ["FrozenDraw", "RandomizedModel", "expanded"]
 _SAME = 1e-5  # logits computed in two ways, relative to the largest
 _PROBES = 8  # seeds with which that is done
 _PROBED = 3  # rows on which two ways of computing a draw are compared
+_MOST_DRAWS = 1 << 16
 _SEEDS = 2**31  # every generator, NumPy's old one too, takes a seed below this
 
 Factory = Callable[[int], nn.Module]
@@ -76,19 +77,22 @@ class RandomizedModel(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        whole("draws", draws, 2, why=", as one draw says nothing about a random model")
+        whole("draws", draws, 2, _MOST_DRAWS, why=", as one draw says nothing about a random model")
         if not isinstance(model, nn.Module) and not callable(model):
             raise InputError(f"model is {type(model).__name__}; give a module, or a function that makes one")
         self.draws, self.threat = draws, threat
         self.module: nn.Module | None = model if isinstance(model, nn.Module) else None
         self.factory: Factory | None = None if isinstance(model, nn.Module) else model
         self.active = active if isinstance(active, tuple) else (active,)
+        for kind in self.active:
+            expect("active", kind, type)
         self._modes = [] if self.module is None else _modes(self.module, self.active)
         self._takes_generator = self.module is not None and _takes_generator(self.module)
         # By shape of an input: how a draw is computed on a batch, and whether rows of one call can have own draws.
         self._ways: dict[tuple[int, ...], Callable[[nn.Module, Tensor, int], Tensor]] = {}
         self._independent: dict[tuple[int, ...], bool] = {}
-        self._next = secrets.randbelow(_SEEDS) if seed is None else seed % _SEEDS
+        self._count = 0  # of logits, as soon as it is known
+        self._next = secrets.randbelow(_SEEDS) if seed is None else whole("seed", seed, 0) % _SEEDS
 
     @property
     def device(self) -> torch.device:
@@ -111,11 +115,14 @@ class RandomizedModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C], each row under a fresh draw of its own."""
+        x = to_layout(x)
         self._next = (self._next + max(1, len(x))) % _SEEDS
         return self.sample(x, self._next)
 
     def sample(self, x: Tensor, seed: int) -> Tensor:
         """Logits [n, C], each row under an independent draw; `seed` decides all of them."""
+        x = to_layout(x)
+        whole("seed", seed, 0, _SEEDS - 1)
         if self.independent(x) and self.module is not None:
             return self._mapped(self.module, x, seed, "different")
         return torch.cat([self.freeze((seed + i) % _SEEDS)(row) for i, row in enumerate(torch.split(x, 1))])
@@ -190,8 +197,12 @@ class RandomizedModel(nn.Module):
         return RandomizedModel(inner, self.draws, active=self.active, threat=self.threat, seed=self._next)
 
     def _call(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
-        with self._drawing(seed, x.device) as options:
-            return logits_of(module(in_precision(x, module), **options), len(x), type(module).__name__)
+        name = type(module).__name__
+        with self._drawing(seed, x.device) as options, undisturbed(name):
+            answer = module(in_precision(x, module), **options)
+        z = logits_of(answer, len(x), name, self._count)
+        self._count = z.shape[1]
+        return z
 
     def _row_by_row(self, module: nn.Module, x: Tensor, seed: int) -> Tensor:
         return torch.cat([self._call(module, row, seed) for row in torch.split(x, 1)])
@@ -250,13 +261,14 @@ def expanded(
     model: RandomizedModel | RandomizedEnsemble, draws: int | None = None, first: int = 0
 ) -> RandomizedEnsemble:
     """A finite ensemble for `model`: a random member of α_i is K frozen draws (seeds first, first + 1 …) of α_i / K."""
+    whole("first", first, 0)
     rec = model if isinstance(model, RandomizedEnsemble) else RandomizedEnsemble([model], threat=model.threat)
     parts: list[nn.Module] = []
     probs: list[float] = []
     for member, weight in zip(rec.members, rec.probs.tolist(), strict=True):
         own = [member]
         if isinstance(member, RandomizedModel):
-            count = whole("draws", member.draws if draws is None else draws)
+            count = whole("draws", member.draws if draws is None else draws, 1, _MOST_DRAWS)
             own = [member.freeze(first + draw) for draw in range(count)]
         parts += own
         probs += [weight / len(own)] * len(own)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from randens.core.errors import InputError, RandensWarning, number, unknown
+from randens.core.errors import InputError, RandensWarning, number, shown, typed, unknown
 from randens.data import check_range
 from randens.region import Region, filled, norms
 
@@ -32,7 +32,7 @@ _SPELLINGS |= {"2": "l2", "2.0": "l2", "euclidean": "l2", "1": "l1", "1.0": "l1"
 
 def norm_name(norm: object) -> str:
     """The name that `Threat` uses for a norm, from its usual spellings; anything else comes back in small letters."""
-    text = re.sub(r"[_\s-]", "", str(norm).lower())
+    text = re.sub(r"[_\s-]", "", (norm if isinstance(norm, str) else shown(norm)).lower())
     return _SPELLINGS.get(text.removeprefix("l"), text)
 
 
@@ -126,12 +126,12 @@ class Threat:
 
     def scaled(self, factor: float) -> Threat:
         """The same threat with `factor` times the radius."""
-        return self.with_radius(self.eps * factor)
+        return self.with_radius(self.eps * number("factor", factor))
 
     def with_radius(self, eps: float) -> Threat:
         """The same threat with another radius; a derived radius is not checked for being in 0..255."""
         other = copy.copy(self)
-        object.__setattr__(other, "eps", float(eps))
+        object.__setattr__(other, "eps", number("eps", eps))
         return other
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -164,13 +164,13 @@ class Threat:
 
     def interval(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube)."""
-        # In float64, as ε itself is no float32; x ± ε then rounds to the nearest float, which may lie outside
-        # the ball: step back inside.
-        exact = x.double()
-        low, high = (exact - self.eps).to(x.dtype), (exact + self.eps).to(x.dtype)
+        # x ± ε is a sum of two floats in float64, of which the second is what rounding took from the first. As a float
+        # of x's type it may lie outside the ball: step back inside.
         inward = torch.full_like(x, math.inf)
-        low = torch.where(exact - low.double() > self.eps, torch.nextafter(low, inward), low)
-        high = torch.where(high.double() - exact > self.eps, torch.nextafter(high, -inward), high)
+        (below, lost), (above, left) = (_two_sum(x.double(), eps) for eps in (-self.eps, self.eps))
+        low, high = below.to(x.dtype), above.to(x.dtype)
+        low = torch.where(low.double() - below < lost, torch.nextafter(low, inward), low)
+        high = torch.where(high.double() - above > left, torch.nextafter(high, -inward), high)
         lowest, highest = self.bounds or _EVERYWHERE
         return low.clamp(min=lowest), high.clamp(max=highest)
 
@@ -193,14 +193,15 @@ class Threat:
         flat = x.detach().flatten(1)
         half_ulp = (flat.abs().amax(dim=1).double() + self.eps) * torch.finfo(x.dtype).eps / 2
         rounding = half_ulp * flat.shape[1] ** (1 / self.p)
-        for inward in (0.0, 0.1, 0.5, 2.0):
+        # A norm of d terms may come out smaller than it is by this much.
+        radius = self.eps * (1 - (flat.shape[1] + 1) * 2.0**-52)
+        for inward in (0.0, 0.1, 0.5, 2.0, 1e9):
             # The norm of the stored point, in float64.
             norm = torch.linalg.vector_norm((point.double() - x.double()).flatten(1), self.p, dim=1)
-            # A sum of d terms may come out smaller than it is by this much.
-            outside = norm > self.eps * (1 - flat.shape[1] * 2.0**-52 * (self.norm == "l1"))
+            outside = norm > radius
             if not bool(outside.any()):
                 return point
-            limit = (self.eps - inward * rounding).clamp_min(0)
+            limit = (radius - inward * rounding).clamp_min(0)
             scale = _per_input(torch.where(outside, limit / norm, torch.ones_like(norm)).to(x.dtype), x)
             point = torch.where(_per_input(outside, x), (x + (point - x) * scale).clamp(*box), point)
         return torch.where(_per_input(self.contains(point, x), x), point, x)
@@ -211,19 +212,19 @@ class Threat:
 
     def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random point of the ball around each input, which the box does not cut off yet."""
-        noise = torch.empty(x.shape, dtype=x.dtype)
+        noise = torch.empty(x.shape, dtype=x.dtype, device="cpu")
         if self.norm == "linf":
             noise.uniform_(-self.eps, self.eps, generator=generator)
         elif self.norm == "l1":
             # Shares of exponential variables are uniform on the simplex; the one left over makes the ball full.
             noise.exponential_(generator=generator)
-            total = noise.flatten(1).sum(dim=1) + torch.empty(len(x)).exponential_(generator=generator)
-            signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+            total = noise.flatten(1).sum(dim=1) + noise.new_empty(len(x)).exponential_(generator=generator)
+            signs = torch.randint(0, 2, x.shape, generator=generator, device="cpu") * 2 - 1
             noise = noise * signs * _per_input(self.eps / total, x)
         else:
             noise.normal_(generator=generator)
             dimension = max(1, x.shape[1:].numel())
-            radius = torch.rand(len(x), generator=generator, dtype=x.dtype) ** (1.0 / dimension) * self.eps
+            radius = noise.new_empty(len(x)).uniform_(generator=generator) ** (1.0 / dimension) * self.eps
             noise = noise * _per_input(radius / norms(noise.flatten(1), 2).clamp_min(1e-12), x)
         return x + noise.to(x.device)
 
@@ -255,12 +256,13 @@ class Threat:
         return {"norm": self.norm, "eps": self.eps, "bounds": list(self.bounds) if self.bounds else None}
 
     @staticmethod
+    @typed(value=Mapping)
     def from_dict(value: Mapping[str, Any]) -> Threat:
         """Inverse of `to_dict`."""
-        if value["norm"] == "finite":
+        if value.get("norm") == "finite":
             raise InputError("threat is a finite set, whose functions no file holds; evaluate it again")
-        found = Threat(value["norm"], 1e-9, value.get("bounds"))
-        if (eps := number("eps", value["eps"])) < 0:
+        found = Threat(value.get("norm", ""), 1e-9, value.get("bounds"))
+        if (eps := number("eps", value.get("eps"))) < 0:
             raise InputError(f"eps is {eps:g}; it must be ≥ 0, e.g. 8/255")
         return found.with_radius(eps)
 
@@ -331,7 +333,7 @@ class FiniteThreat(Threat):
                 raise InputError(
                     f"transforms: {name} leaves the bounds [{low:g}, {high:g}]; clamp what it makes"
                 )
-            if not _close(made[len(x) // 2 :], again).all():
+            if half.shape != again.shape or not _close(made[len(x) // 2 :], again).all():
                 raise InputError(f"transforms: {name} must work without chance, and on each input for itself")
             yield name, made
 
@@ -364,6 +366,13 @@ class FiniteThreat(Threat):
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; the functions are named only, so it cannot be read back."""
         return {"norm": self.norm, "transforms": self.names, "bounds": self.bounds, "key": self.key}
+
+
+def _two_sum(x: Tensor, y: float) -> tuple[Tensor, Tensor]:
+    """x + y as it is rounded, and what rounding took from it, exactly (Knuth)."""
+    total = x + y
+    part = total - x
+    return total, (x - (total - part)) + (y - part)
 
 
 def _close(one: Tensor, two: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from randens import ensemble
-from randens.core.errors import FileError, unknown
+from randens.core.errors import FileError, PathLike, typed, unknown
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 
@@ -28,6 +28,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(manifest.parent.name for manifest in _root().glob("*/manifest.json")))
 
 
+@typed(name=str)
 def path(name: str) -> Path:
     """The run folder of an entry; its results are in it, and every command that takes a run folder takes it."""
     known = names()
@@ -57,6 +58,7 @@ def card(name: str) -> str:
         raise FileError(f"cannot read the card of {name}: {error}") from error
 
 
+@typed(folder=PathLike)
 def copy(name: str, folder: str | os.PathLike[str]) -> Run:
     """Copy the entry `name` to the new run folder `folder`, for commands that write their results there."""
     load(name)

@@ -50,14 +50,18 @@ def test_a_folded_network_computes_what_the_network_does_and_leaves_its_inputs()
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-5)
 
 
+called: set[object] = set()
+
+
 class Guarded(nn.Module):
-    """Control flow that depends on the data cannot be traced; what is inside can be."""
+    """Control flow that depends on the data."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
+        called.add(nn.Module.__call__)
         z: Tensor = self.inner(x)
         return z if bool(torch.isfinite(z).all()) else torch.zeros_like(z)
 
@@ -78,8 +82,9 @@ class Unfaithful(Guarded):
         return super().forward(x) + 0.1 * self.copies
 
 
-def test_parts_are_folded_where_the_whole_cannot_be_traced() -> None:
-    assert not has_batch_norm(folded(Guarded(network()).eval()))
+def test_networks_that_cannot_be_traced_are_folded() -> None:
+    assert not has_batch_norm(folded(Guarded(network()).eval(), inputs()))
+    assert called == {nn.Module.__call__}  # other threads' networks work meanwhile
 
 
 def test_members_that_cannot_be_folded_are_attacked_as_they_are() -> None:

@@ -120,16 +120,12 @@ def test_members_without_usable_gradients_are_flagged_and_the_others_are_still_a
     [
         (lambda x, y: ((x * 255).to(torch.uint8), y), r"x has dtype torch.uint8; inputs must be"),
         (lambda x, y: (x + 1, y), r"x ranges over \[1, 2\], and inputs must lie in \[0, 1\]"),
-        (lambda x, y: (x * torch.nan, y), r"x holds NaN or infinite values"),
         (lambda x, y: (x, y + 10), r"y holds labels from 1\d to 1\d; the members have 10"),
-        (lambda x, y: (x, y - 20), r"y holds labels from -20 to -1\d; the members have 10"),
         (lambda x, y: (x, y[:-1]), r"y has shape \(3,\); it must be \[4\]"),
         (lambda x, y: (x, y.float()), r"y is torch.float32 \(4,\); give integers"),
-        (lambda x, y: (x, y.unsqueeze(1)), r"y has shape \(4, 1\); it must be \[4\]"),
         (lambda x, y: (x, y.tolist()), r"x is Tensor and y is list; both must be tensors"),
         (lambda x, y: (x.to_sparse(), y), r"x and y are torch.sparse_coo .*; both must be dense"),
         (lambda x, y: (x, y.to("meta")), r"and torch.strided torch.int64 on meta; both must be dense"),
-        (lambda x, y: (x.numpy(), y), r"x is ndarray and y is Tensor; both must be tensors"),
         (lambda x, y: (x.flatten(1)[:, 0], y), r"x has shape \(4,\); it must be \[n, \.\.\.\]"),
     ],
 )
@@ -166,16 +162,13 @@ def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:
         ("arcr", {}, "unknown attack 'arcr'; did you mean arc-r"),
         ("pgd", {"step_size": 1}, "unknown option of attack 'pgd' 'step_size'; did you mean step"),
         ("pgd", {"steps": 0}, "steps is 0; it must be a whole number from 1 to 1000000"),
-        ("pgd", {"steps": 2.5}, "steps is 2.5; it must be a whole number from 1"),
         ("pgd", {"steps": 10**9}, "steps is 1000000000; it must be a whole number from 1"),
         ("pgd", {"seed": 10**30}, "seed is 1"),
         ("saddle", {"kappa": 10**400}, "kappa is 1"),
         ("saddle", {"kappa": -0.1}, "kappa is -0.1; it must be a number from 0 to 10"),
         ("saddle", {"give_up": float("nan")}, "give_up is nan; it must be a number or"),
-        ("acw", {"rate": True}, "rate is True; it must be a number or"),
         ("arc", {"shuffle": "yes"}, "shuffle is 'yes'; it must be True or False"),
         ("apgd", {"loss": "softmx"}, "unknown loss 'softmx'; did you mean softmax"),
-        ("suite", {"preset": "standrd"}, "unknown preset 'standrd'; did you mean standard"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict[str, object], message: str) -> None:

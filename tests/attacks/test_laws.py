@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import numpy as np
@@ -116,13 +115,14 @@ def test_modes_gradients_and_statistics_are_restored(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["convnet", "zero-weight"])
 @pytest.mark.parametrize("name", ["pgd", "arc-r", "saddle", "random"])
-def test_the_callers_gradient_mode_does_not_matter(name: str, kind: str) -> None:
+def test_the_callers_settings_of_torch_do_not_matter(name: str, kind: str) -> None:
     given, expected = case(kind, "linf"), found(name, "linf", kind)
-    modes: tuple[contextlib.AbstractContextManager[object], ...] = (torch.no_grad(), torch.inference_mode())
-    for mode in modes:
+    autocast, device = torch.autocast("cpu", torch.bfloat16), torch.device("meta")
+    for mode in (torch.no_grad(), torch.inference_mode(), autocast, device):
         with mode:
             x, y = given.x * 1.0, given.y * 1  # made in this mode
             result = attack(name, given.threat)(given.rec, x, y)
             assert torch.is_inference_mode_enabled() == isinstance(mode, torch.inference_mode)
-            assert not torch.is_grad_enabled()
+            assert torch.is_grad_enabled() == (mode in (autocast, device))
+            assert torch.is_autocast_enabled("cpu") == (mode is autocast)
         assert same(result, expected)

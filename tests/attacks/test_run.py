@@ -129,9 +129,9 @@ def test_wrong_data_rows_and_witnesses_are_refused() -> None:
     for given, options, message in (
         ((x[:0], y[:0]), {}, "rows is empty; give at least one input to attack|data is empty"),
         ((x, y), {"rows": []}, "rows is empty; give at least one input to attack"),
-        ((x, y), {"rows": [0, N]}, r"rows range over \[0, 14\]; they must be different and in \[0, 13\]"),
-        ((x, y), {"rows": [-1]}, r"rows range over \[-1, -1\]; they must be different and in \[0, 13\]"),
-        ((x, y), {"rows": [3, 3]}, r"rows range over \[3, 3\]; they must be different and in \[0, 13\]"),
+        ((x, y), {"rows": [0, N]}, r"rows is \[0, 14\]; give whole numbers \[k\] from 0 to 13"),
+        ((x, y), {"rows": [-1]}, r"rows is \[-1\]; give whole numbers"),
+        ((x, y), {"rows": [3, 3]}, r"rows is array\(\[3, 3\]\); all must be different"),
         (
             (x, y),
             {"start": WitnessPool(N, 2)},

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import randens
-from randens.core.errors import FileError, InputError, ModelError, RandensError, unknown, whole
+from randens.core.errors import FileError, InputError, ModelError, RandensError, typed, unknown, whole
 
 
 def test_unknown_names_list_the_valid_ones_closest_first() -> None:
@@ -41,6 +41,17 @@ def test_names_of_the_package_load_on_first_use() -> None:
         assert getattr(randens, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         randens.nothing  # noqa: B018
+
+
+def test_arguments_of_a_wrong_type_are_named_in_one_line() -> None:
+    @typed(name=str | None)
+    def called(name: str | None = None, other: int = 0) -> tuple[str | None, int]:
+        return name, other
+
+    assert (called(), called("x", other=2), called(None, 3)) == ((None, 0), ("x", 2), (None, 3))
+    with pytest.raises(InputError, match=r"^name is b'x'; it must be of the type str \| None$"):
+        called(b"x")  # type: ignore[arg-type]
+    assert str(InputError("one\n   two " + "x" * 5000)) == "one two " + "x" * 992 + " …"
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "2", None, 9])

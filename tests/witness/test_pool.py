@@ -117,7 +117,7 @@ def test_taking_inputs_and_members() -> None:
 def test_bad_pools_are_named() -> None:
     with pytest.raises(InputError, match=r"\(1, 2\)"):
         WitnessPool(3, 3, [0], [[True, False]])
-    with pytest.raises(InputError, match=r"\[3, 3\]"):
+    with pytest.raises(InputError, match=r"points is \[3\]; give whole numbers \[k\] from 0 to 2"):
         WitnessPool(3, 2, [3], [[True, False]])
     with pytest.raises(InputError, match="members is 0"):
         WitnessPool(3, 0)

@@ -16,7 +16,7 @@ from randens.attacks.result import AttackResult, join
 from randens.attacks.run import run_batches
 from randens.attacks.search import Search
 from randens.core.devices import is_dense
-from randens.core.errors import InputError, number, unknown, whole
+from randens.core.errors import InputError, number, shown, typed, unknown, whole
 from randens.core.progress import Progress
 from randens.data import as_data
 from randens.ensemble import RandomizedEnsemble
@@ -67,7 +67,7 @@ class Attack:
 
     def __post_init__(self) -> None:
         if not isinstance(self.threat, Threat):
-            raise InputError(f"threat is {self.threat!r}; give a Threat, e.g. Threat('linf', 8/255)")
+            raise InputError(f"threat is {shown(self.threat)}; give a Threat, e.g. Threat('linf', 8/255)")
         if isinstance(self.threat, FiniteThreat) != self.enumerates:
             if self.enumerates:
                 raise InputError(f"threat is a ball; the attack {self.name!r} needs a randens.FiniteThreat")
@@ -127,6 +127,7 @@ class Attack:
         pair = isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data)
         return run_batches(self, as_ensemble(rec), data if pair else as_data(data), rows, start, progress)
 
+    @typed(start=WitnessPool | None, progress=Callable | None)
     def run(
         self,
         rec: nn.Module,
@@ -152,7 +153,7 @@ def _check_option(option: dataclasses.Field[Any], value: object) -> None:
     if option.name == "seed":
         whole("seed", value, 0, 2**63 - 1)
     elif "choices" in option.metadata:
-        if value not in tuple(option.metadata["choices"]):
+        if not isinstance(value, str) or value not in option.metadata["choices"]:
             unknown(option.name, value, option.metadata["choices"])
     elif option.type in ("int", int):  # text where annotations are postponed
         whole(option.name, value, 1, _MOST)

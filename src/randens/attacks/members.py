@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.optimization import fuse
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from randens.core.errors import RandensWarning
-from randens.ensemble import to_layout
-from randens.models import in_precision, logits_of
+from randens.ensemble import evaluating, to_layout
+from randens.models import in_precision, logits_of, undisturbed
 
 _RANDOM = 1e-3  # of the largest logit; sums on a GPU differ by less
 _FOLDED = 1e-5  # of the largest logit; more means that folding changed the network
@@ -24,15 +26,11 @@ def fast_members(members: Sequence[nn.Module], x: Tensor) -> list[nn.Module]:
     sample = to_layout(x[:4])
     found, random = [], []
     for number, member in enumerate(members):
-        z = _answer(member, sample, number)
-        with contextlib.suppress(Exception):  # whatever a copy may fail with, the member itself answers
-            candidate = folded(member)
-            if candidate is not member and _differ(z, _answer(candidate, sample, number)) <= _FOLDED:
-                found.append(candidate)
-                continue
-        if _differ(z, _answer(member, sample, number)) > _RANDOM:
+        quick = folded(member, sample)
+        found.append(quick)
+        z = _answer(member, sample, number) if quick is member else None
+        if z is not None and _differ(z, _answer(member, sample, number)) > _RANDOM:
             random.append(number)
-        found.append(member)
     if random:
         warnings.warn(
             f"members {random} answer the same input differently each time, in eval mode; what an attack finds on "
@@ -43,24 +41,40 @@ def fast_members(members: Sequence[nn.Module], x: Tensor) -> list[nn.Module]:
     return found
 
 
-def folded(member: nn.Module) -> nn.Module:
-    """A frozen copy with BatchNorm folded into convolutions, or the member itself where that is not possible."""
+def folded(member: nn.Module, x: Tensor) -> nn.Module:
+    """A frozen copy with BatchNorm folded into convolutions if it answers x alike, else the member itself."""
     if not getattr(member, "foldable", True) or not _has_batch_norm(member):
         return member
-    copied = _fold(copy.deepcopy(member).eval())
-    copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return copied.requires_grad_(False)
-
-
-def _fold(module: nn.Module) -> nn.Module:
-    """Fold the largest parts that can be traced; parts whose control flow depends on the data stay as they are."""
-    if not _has_batch_norm(module):
-        return module
+    # Whatever a copy may fail with, the member itself answers. No tracing by torch.fx, which patches all modules of
+    # the process: other threads would fail.
     with contextlib.suppress(Exception):
-        return fuse(module, inplace=True)  # of our own copy
-    for name, child in module.named_children():
-        setattr(module, name, _fold(child))
-    return module
+        with evaluating(member):
+            z, copied = _answer(member, x, 0), copy.deepcopy(member).eval()
+        _fold(copied, x)
+        copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if _differ(z, _answer(copied, x, 0)) <= _FOLDED:
+            return copied.requires_grad_(False)
+    return member
+
+
+def _fold(module: nn.Module, x: Tensor) -> None:
+    """Fold every BatchNorm into the convolution whose output it was given, if each was called once."""
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+    parts = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.BatchNorm2d)]
+    hooks = [part.register_forward_hook(lambda part, x, z: calls.append((part, x[0], z))) for part in parts]
+    _answer(module, x, 0)
+    for hook in hooks:
+        hook.remove()
+    once = {part for part, count in Counter(part for part, _, _ in calls).items() if count == 1}
+    sources = {id(z): part for part, _, z in calls if isinstance(part, nn.Conv2d)}
+    for norm, given, _ in calls:
+        conv: Any = sources.get(id(given))
+        if isinstance(norm, nn.BatchNorm2d) and {norm, conv} <= once:
+            own: Any = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *own)
+            for name, part in list(module.named_modules()):
+                if part is norm:
+                    module.set_submodule(name, nn.Identity())
 
 
 def _has_batch_norm(module: nn.Module) -> bool:
@@ -68,8 +82,9 @@ def _has_batch_norm(module: nn.Module) -> bool:
 
 
 def _answer(member: nn.Module, sample: Tensor, number: int) -> Tensor:
-    with torch.no_grad():
-        return logits_of(member(in_precision(sample, member)), len(sample), f"member {number}")
+    with torch.no_grad(), undisturbed(name := f"member {number}"):
+        answer = member(in_precision(sample, member))
+    return logits_of(answer, len(sample), name)
 
 
 def _differ(z: Tensor, again: Tensor) -> float:

@@ -15,11 +15,12 @@ from torch import Tensor
 from randens.attacks.members import fast_members
 from randens.attacks.result import AttackResult
 from randens.attacks.search import Search
-from randens.core.devices import full_float32
-from randens.core.errors import InputError
+from randens.core.devices import settled
+from randens.core.errors import InputError, shown
 from randens.core.progress import Progress
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.witness import WitnessPool
+from randens.witness.pool import as_rows
 
 if TYPE_CHECKING:
     from randens.attacks.base import Attack
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def attacking(rec: RandomizedEnsemble) -> Iterator[None]:
     """Members in eval mode and without gradients of parameters while they are attacked; restored afterwards."""
-    with frozen(rec), full_float32(), torch.inference_mode(False), torch.enable_grad():
+    with settled(), frozen(rec):
         yield
 
 
@@ -43,13 +44,9 @@ def run_batches(
 ) -> Iterator[tuple[NDArray[np.int64], AttackResult]]:
     """Yield each batch's rows and result; processes share a round's batches, unless the data are one's own."""
     size = len(data[1]) if isinstance(data, tuple) else len(data)
-    chosen = np.arange(size) if rows is None else np.asarray(rows, dtype=np.int64)
-    if len(chosen) and not (
-        chosen.min() >= 0 and chosen.max() < size and len(np.unique(chosen)) == len(chosen)
-    ):
-        raise InputError(
-            f"rows range over [{chosen.min()}, {chosen.max()}]; they must be different and in [0, {size - 1}]"
-        )
+    chosen = np.arange(size) if rows is None else as_rows("rows", rows, size)
+    if len(np.unique(chosen)) < len(chosen):
+        raise InputError(f"rows is {shown(chosen)}; all must be different")
     if start is not None:
         _check_start(start, size, len(rec))
     parts = [chosen[i : i + attack.batch_size] for i in range(0, len(chosen), attack.batch_size)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from randens.attacks.base import AttackLike
 from randens.audits.checks import Check, Probes, attack_checks, batches, gradients, random_checks, splits
-from randens.core.errors import InputError
+from randens.core.errors import InputError, expect
 from randens.evaluation.evaluate import Witnesses
 from randens.evaluation.inputs import Case, Settings, prepare
 from randens.evaluation.result import Evaluation
@@ -144,6 +144,8 @@ def audit(
     >>> randens.audit(net, "digits", "pgd", eps=0.05, limit=8)["splits"].passed
     True
     """
+    expect("evaluation", evaluation, Evaluation | None)
+    expect("chosen_on", chosen_on, Mapping | None)
     if isinstance(settings.get("threat"), FiniteThreat):
         raise InputError(
             "threat is a finite set, for which evaluate is exact; audits are of attacks on balls"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from randens.attacks import exact
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError, expect
 from randens.data import as_data
 from randens.ensemble import evaluating
 from randens.evaluation.evaluate import Witnesses
@@ -158,6 +158,7 @@ def certify(
     >>> found.lower() <= found.upper()
     True
     """
+    expect("pool", pool, WitnessPool | None)
     if isinstance(threat, FiniteThreat):
         raise InputError("threat is a finite set, for which evaluate is exact; certificates are for balls")
     with prepare(model, data, "fgsm", threat=threat, eps=eps, **settings) as case:

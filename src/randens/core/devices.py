@@ -56,20 +56,24 @@ def on_device(module: nn.Module, device: str | torch.device | None = None) -> It
     if set(places) == {wanted}:
         yield wanted
         return
-    module.to(wanted)
     try:
+        module.to(wanted)
         yield wanted
     finally:
         module.to(places[0])
 
 
 @contextlib.contextmanager
-def full_float32() -> Iterator[None]:
-    """Switch TF32 off: newer GPUs otherwise round the factors of float32 products to 10 bits."""
+def settled() -> Iterator[None]:
+    """Gradients on, no inference mode, no autocast or TF32, new tensors on the CPU; all as before on leaving."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    # Newer GPUs otherwise round the factors of float32 products to 10 bits.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    device = contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     try:
-        yield
+        autocast = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
+        with torch.inference_mode(False), torch.enable_grad(), device, next(autocast), next(autocast):
+            yield
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 

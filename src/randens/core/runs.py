@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from randens import __version__
-from randens.core.errors import FileError
+from randens.core.errors import FileError, PathLike, typed
 from randens.core.files import AnyPath, encoded, file_errors, parse_json, read_file, read_json, write_json
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -114,6 +114,7 @@ class Run:
         return run
 
     @staticmethod
+    @typed(path=PathLike)
     def open(path: AnyPath) -> Run:
         """Open a run folder; other folders are refused."""
         file = Path(path) / "manifest.json"

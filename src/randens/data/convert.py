@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from randens.core.devices import is_dense
-from randens.core.errors import FileError, InputError, unknown, whole
+from randens.core.errors import FileError, InputError, typed, unknown, whole
 from randens.core.files import file_errors, open_file
 from randens.data.catalogue import CATALOGUE
 from randens.data.data import SPLITS, Data, ImageFiles, read_image
@@ -38,6 +38,7 @@ _LABEL_KEYS = ("labels", "label", "y", "target", "targets", "fine_label")
 _KINDS = "(x, y), a Dataset, a DataLoader, a Hugging Face data set, Data, a folder or the name of a data set"
 
 
+@typed(split=str | None)
 def as_data(
     data: Any,
     *,

@@ -17,7 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from randens.core.errors import FileError, InputError, whole
+from randens.core.devices import is_dense
+from randens.core.errors import FileError, InputError, expect, number, typed, whole
 from randens.core.files import file_errors, read_file
 
 SPLITS = ("train", "validation", "test")
@@ -96,6 +97,25 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     split: str = "unknown"
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        stored, y = self.stored, self.y
+        expect("classes", self.classes, tuple)
+        dense = all(
+            isinstance(one, ImageFiles) or (isinstance(one, Tensor) and is_dense(one)) for one in (stored, y)
+        )
+        if (
+            not dense
+            or len(stored.shape) < 2
+            or (stored.shape[0],) != tuple(y.shape)
+            or y.dtype != torch.int64
+        ):
+            kinds = (
+                f"{getattr(one, 'dtype', type(one).__name__)} {list(np.shape(one))}" for one in (stored, y)
+            )
+            raise InputError(
+                f"inputs and labels are {' and '.join(kinds)}; give tensors [n, ...] and int64 [n]"
+            )
+
     def __len__(self) -> int:
         return len(self.y)
 
@@ -126,6 +146,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         stored = self.stored.subset(chosen) if isinstance(self.stored, ImageFiles) else self.stored[chosen]
         return replace(self, stored=stored, y=self.y[chosen])
 
+    @typed(generator=torch.Generator | None)
     def batches(
         self, batch_size: int, *, generator: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -156,7 +177,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         """Part (train, validation): `share` of every class, at least one input, is held out."""
         if self.split in ("validation", "test"):
             raise InputError(f"only training data can be split, and this is {self.split} data")
-        if not 0 < share < 1:
+        if not 0 < number("share", share) < 1:
             raise InputError(f"share is {share!r}; it must lie between 0 and 1")
         counts = self.counts().tolist()
         if min(counts) < 2:
@@ -170,7 +191,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any] | Tensor) -> Tensor:
         try:
             chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else slice(0)]
-        except IndexError as error:
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"rows do not fit {len(self)} inputs: {error}") from error
         if chosen.ndim != 1:
             raise InputError(f"rows has shape {chosen.shape}; give indices or a mask [n]")
@@ -199,6 +220,7 @@ def called(name: str, split: str) -> str:
     return f"the given {name}" if name in ("tensors", "arrays", "loader") else f"{name} (split unknown)"
 
 
+@typed(x=Tensor)
 def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
     """Refuse inputs outside the box, and name the likely reason."""
     if bounds is None or not x.numel():

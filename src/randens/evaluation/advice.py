@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from randens.attacks.base import AttackLike
-from randens.core.errors import InputError
+from randens.core.errors import InputError, expect
 from randens.core.progress import within
 from randens.ensemble import RandomizedEnsemble
 from randens.evaluation.conflict import Conflict, known_conflict
@@ -139,6 +139,7 @@ def advise(
     ['best member, number 0', 'sampled uniformly', 'average of all 2']
     """
     tries = as_attempts(attempts)
+    expect("networks", networks, Mapping | None)
     with prepare(model, data, attack, **chosen_split(data, settings)) as case:
         case.need_members("advice is")
         rec, members, extra = case.rec, len(case.rec), networks or {}

@@ -20,7 +20,7 @@ from torch import Tensor
 from randens import __version__, models
 from randens.attacks import Attack, Cost
 from randens.attacks.base import AttackLike
-from randens.core.errors import FileError, InputError, RandensWarning
+from randens.core.errors import FileError, InputError, RandensWarning, expect
 from randens.ensemble import DeterministicEnsemble, RandomizedEnsemble, check_probs, evaluating, networks_of
 from randens.evaluation.conflict import known_conflict
 from randens.evaluation.inputs import Case, Settings, prepare
@@ -106,6 +106,7 @@ def evaluate(
     >>> 0 <= float(result.robust) <= float(result.natural) <= 1
     True
     """
+    expect("also", also, Mapping | None)
     tries = tuple(map(as_attempts, attempts if isinstance(attempts, Sequence) else [attempts]))
     with prepare(model, data, attack, **settings) as case:
         if not case.rec.stochastic:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from randens import models
 from randens.attacks import Attack
 from randens.attacks.base import AttackLike, as_attacks
-from randens.core.devices import on_device
-from randens.core.errors import FileError, InputError, RandensError, RandensWarning, unknown
+from randens.core.devices import on_device, settled
+from randens.core.errors import FileError, InputError, ModelError, PathLike, RandensWarning, typed, unknown
 from randens.core.progress import Progress, bars, silent
 from randens.core.runs import Document, Run
 from randens.data import Data, as_data, check_range, names
@@ -35,6 +35,8 @@ from randens.witness.store import WitnessStore
 MODELS = "a module, a list of modules, a RandomizedEnsemble, a run folder, torchscript:PATH, onnx:PATH, or a zoo name"
 _TORCHSCRIPT = (".pt", ".pts", ".ts", ".torchscript")
 _CODE = ("torchscript", "onnx")
+# By which torch and others refuse a shape; other exceptions are the model's own.
+_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, NotImplementedError)
 _LOOKED_AT = 256  # inputs on which members are checked
 _ENOUGH = 20  # fewer inputs do not show whether an accuracy is above chance
 _REPEATED = 1e-3  # of the largest logit: two calls of a deterministic member may differ by rounding
@@ -112,6 +114,14 @@ class Case:
             raise InputError(f"model answers at random; {what} for deterministic members only")
 
 
+@typed(
+    threat=Threat | None,
+    norm=str | float | int | None,
+    device=str | torch.device | None,
+    split=str | None,
+    folder=WitnessStore | PathLike | None,
+    progress=Callable | None,
+)
 @contextlib.contextmanager
 def prepare(
     model: Any,
@@ -141,8 +151,7 @@ def prepare(
     if data is None:
         raise InputError("data is None; only a run folder knows its own: give (x, y), a loader or a name")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+        stack.enter_context(settled())
         rec = as_rec(model, probs=probs, preprocessing=preprocessing)
         given = as_data(data, split=split, limit=limit, size=image_size(rec))
         if run is not None:
@@ -303,23 +312,25 @@ def as_logit_members(rec: RandomizedEnsemble, x: Tensor) -> RandomizedEnsemble:
     shape = tuple(x.shape[1:])
     for index, member in enumerate(rec.members):
         wanted = getattr(member, "input_shape", None)
-        if wanted is not None and tuple(wanted) != shape:
+        if isinstance(wanted, tuple | list) and tuple(wanted) != shape:
             raise InputError(f"data has inputs of shape {shape}; member {index} takes {tuple(wanted)}")
         # Each where it is: members may have to be moved together first.
         first = next(member.parameters(), x)
         few = x[:2].to(first.device, first.dtype if first.is_floating_point() else x.dtype)
         try:
-            with evaluating(member), torch.no_grad():
+            with evaluating(member), torch.no_grad(), models.undisturbed(f"member {index}"):
                 answer = member(few.clone())
-        except RandensError:
-            raise
         except Exception as error:
+            if type(error) not in _REFUSALS:
+                raise
             reason = " ".join(str(error).split())[:160] or type(error).__name__
             resized = "; preprocessing normalizes and does not resize" if isinstance(member, Adapted) else ""
             raise InputError(
                 f"data has inputs of shape {shape}, which member {index} does not take: {reason}{resized}"
             ) from error
         logits = logits_of(answer, len(few), f"member {index}")
+        if not bool(torch.isfinite(logits).all()):
+            raise ModelError(f"member {index} returns NaN or infinite logits; it cannot be scored")
         members.append(member if logits is answer else Adapted(member))
     return rec if members == list(rec.members) else _replaced(rec, members)
 

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 
 from randens import __version__
 from randens.attacks import Cost
-from randens.core.errors import FileError, InputError, printable
+from randens.core.errors import FileError, InputError, PathLike, printable, typed
 from randens.core.files import plain, read_json, write_json
 from randens.data import called
 from randens.risk.intervals import Estimate
@@ -141,6 +141,7 @@ class Result(ABC):
     def figure(self) -> Any:
         """The numbers as a matplotlib figure."""
 
+    @typed(path=PathLike | None)
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """The figure; with `path`, also written into that file."""
         from matplotlib import rc_context
@@ -201,12 +202,14 @@ class Result(ABC):
         """The fields in a document, as JSON has them or as they are."""
         return document
 
+    @typed(path=PathLike)
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the JSON, atomically."""
         write_json(path, self.to_json())
         return Path(path)
 
     @classmethod
+    @typed(path=PathLike)
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read what `save` wrote."""
         try:

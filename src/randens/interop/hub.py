@@ -8,6 +8,7 @@ from pathlib import Path
 
 import huggingface_hub
 
+from randens.core.errors import PathLike, typed
 from randens.core.files import file_errors, write_atomic
 from randens.ensemble import RandomizedEnsemble
 
@@ -50,6 +51,7 @@ def push(
     return address
 
 
+@typed(source=PathLike)
 def downloaded(
     source: str | os.PathLike[str], *, revision: str | None = None, token: str | None = None
 ) -> Path:

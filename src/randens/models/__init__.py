@@ -7,6 +7,7 @@ from randens.models.outputs import (
     logits_of,
     preprocessing_of,
     preprocessing_per_member,
+    undisturbed,
 )
 from randens.models.outside import OnnxMember, from_spec, imported, onnx, torchscript, trust
 from randens.models.registry import Classifier, build, create, flops, names
@@ -29,4 +30,5 @@ __all__ = [
     "preprocessing_per_member",
     "torchscript",
     "trust",
+    "undisturbed",
 ]

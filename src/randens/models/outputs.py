@@ -18,8 +18,8 @@ Channels = Sequence[float] | None
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
 
-def logits_of(answer: Any, count: int, name: str) -> Tensor:
-    """The logits [n, classes] in a classifier's answer, in float32 or float64.
+def logits_of(answer: Any, count: int, name: str, classes: int = 0) -> Tensor:
+    """The logits [n, classes] in a classifier's answer, in float32 or float64; of any number of classes if 0 is given.
 
     The answer is a tensor, the first item of a tuple or list, or the entry or attribute ``logits``. A single column is
     the logit z of class 1 against class 0, from a model trained with a sigmoid; it becomes (0, z).
@@ -48,6 +48,9 @@ def logits_of(answer: Any, count: int, name: str) -> Tensor:
         raise ModelError(f"{name} returned shape {tuple(answer.shape)} for {count} inputs; {_WANTED}")
     if answer.shape[1] == 1:
         answer = torch.cat([torch.zeros_like(answer), answer], dim=1)
+    if answer.shape[1] != (classes or answer.shape[1]):
+        given = f"{name} returned {answer.shape[1]} logits"
+        raise ModelError(f"{given}, and {classes} were returned before; all must agree")
     return answer.float() if answer.dtype in (torch.float16, torch.bfloat16) else answer
 
 
@@ -62,11 +65,25 @@ def in_precision(x: Tensor, module: nn.Module) -> Tensor:
 
 
 @contextlib.contextmanager
+def undisturbed(name: str) -> Iterator[None]:
+    """Around a call of a classifier: it may switch gradients; if it changes torch's defaults, it is refused."""
+    before = torch.get_default_device(), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
+    after = torch.get_default_device(), torch.get_default_dtype()
+    if after != before:
+        torch.set_default_device(None)
+        torch.set_default_dtype(before[1])
+        raise ModelError(f"{name} sets torch's default device and type to {after}; it must leave both")
+
+
+@contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
+    # A frozen TorchScript module has no mode.
+    modes = [(m, m.training) for m in module.modules() if hasattr(m, "training")]
     try:
+        module.eval()
         yield
     finally:
         for submodule, training in modes:
@@ -100,7 +117,7 @@ class Adapted(Normalized):
     def __init__(self, module: nn.Module, mean: Channels = None, std: Channels = None) -> None:
         super().__init__(mean, std)
         self.module = module
-        self.training = module.training  # keeps the mode, because a new module is in training mode
+        self.training = getattr(module, "training", False)  # a new module is in training mode
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         channels = {len(values) for values in (self.mean, self.std) if values is not None} - {1}

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from randens.core.errors import FileError, InputError, ModelError, RandensError
+from randens.core.errors import FileError, InputError, ModelError, PathLike, RandensError, typed
 from randens.core.files import onnx_session, open_file, sha256
 from randens.models.outputs import adapt, logits_of
 
@@ -31,6 +31,7 @@ _LARGEST = 1 << 36
 _LARGEST_BATCH = 1 << 12
 
 
+@typed(name=str)
 def trust(name: str) -> None:
     """Allow networks of "package.module:factory" to be made when an ensemble is loaded."""
     _TRUSTED.add(name)
@@ -67,6 +68,7 @@ def make(name: str, classes: int, shape: tuple[int, ...], options: Mapping[str, 
     return made.train()
 
 
+@typed(spec=str)
 def from_spec(spec: str) -> Any:
     """The classifier that ``timm:NAME``, ``torchscript:PATH``, ``onnx:PATH`` or ``package.module:factory`` names.
 
@@ -115,6 +117,7 @@ def imported(spec: str) -> Iterator[Any]:
         sys.path.remove(here)
 
 
+@typed(path=PathLike)
 def torchscript(path: str | os.PathLike[str]) -> nn.Module:
     """A member from a TorchScript file, whose code runs: load only what you trust. Gradients work."""
     with open_file(path, _LARGEST) as file:
@@ -161,6 +164,7 @@ class OnnxMember(nn.Module):
         return self
 
 
+@typed(path=PathLike)
 def onnx(path: str | os.PathLike[str]) -> OnnxMember:
     """A member, without gradients, from an ONNX file (images to logits), which may run forever: load what you trust."""
     with open_file(path, _LARGEST) as file:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from randens.core.errors import InputError, ModelError, RandensError, unknown, whole
+from randens.core.errors import InputError, ModelError, RandensError, shown, typed, unknown, whole
 from randens.models import networks, outside
 from randens.models.outputs import Normalized, evaluating, preprocessing_of
 
@@ -74,6 +74,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_NETWORKS))
 
 
+@typed(name=str)
 def create(
     name: str,
     *,
@@ -117,7 +118,7 @@ def create(
     name = name if ":" in name else name.lower()
     whole("classes", classes, 2, 1 << 20)
     if seed is not None:
-        whole("seed", seed, 0, 2**63 - 1)
+        seed = whole("seed", seed, 0, 2**63 - 1)
     make, options = _maker(name, shape, classes, {k: v for k, v in options.items() if v is not None})
     architecture: dict[str, Any] = {"name": name, "classes": classes, "input_shape": list(shape), **options}
     if mean is not None or std is not None:
@@ -135,6 +136,7 @@ def create(
     return Classifier(body, architecture)
 
 
+@typed(model=nn.Module, input_shape=Sequence | None)
 def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     """Floating-point operations of one inference, two for each multiply-accumulate, counted by torch.
 
@@ -148,13 +150,15 @@ def flops(model: nn.Module, input_shape: Sequence[int] | None = None) -> int:
     if shape is None:
         raise InputError("input_shape is None; give it as (channels, height, width)")
     parameter = next(model.parameters(), torch.zeros(()))
-    x = torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype)
+    sizes = [whole("input_shape", size, 0) for size in shape]
+    x = torch.zeros(1, *sizes, device=parameter.device, dtype=parameter.dtype)
     # Counting must not change batch statistics.
     with evaluating(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(x)
     return int(counter.get_total_flops())
 
 
+@typed(architecture=Mapping)
 def build(architecture: Mapping[str, Any]) -> Classifier:
     """Build the network that `architecture` describes (as read from JSON), to load weights into."""
     try:
@@ -202,5 +206,7 @@ def _input_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
     except (TypeError, ValueError, OverflowError):
         shape = ()
     if not 1 <= len(shape) <= 3 or min(shape) < 1 or math.prod(shape) > _MOST_INPUTS:
-        raise InputError(f"input_shape is {input_shape!r}; give positive sizes such as (3, 32, 32) or (64,)")
+        raise InputError(
+            f"input_shape is {shown(input_shape)}; give positive sizes such as (3, 32, 32) or (64,)"
+        )
     return shape

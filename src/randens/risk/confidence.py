@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, typed
 from randens.risk.optimal import Sampling, minimize_by_cuts
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_number, as_probs, frozen, unpack
@@ -70,6 +70,7 @@ class _Ball:
         return float(self.cut(probs) @ probs)
 
 
+@typed(profile=RiskProfile)
 def confident_sampling(
     profile: RiskProfile,
     confidence: float = 0.95,
@@ -110,6 +111,7 @@ def confident_sampling(
     )
 
 
+@typed(profile=RiskProfile)
 def upper_bound(
     profile: RiskProfile, probs: ArrayLike, confidence: float = 0.95, reference: ArrayLike | str | None = None
 ) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
-from randens.core.errors import InputError, ModelError, whole
+from randens.core.errors import InputError, ModelError, typed, whole
 from randens.core.files import plain
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import Masks, as_attempts, as_number, as_probs, as_risks, as_vector, frozen, unpack
@@ -194,6 +194,7 @@ def minimize_by_cuts(cut_at: Cutter, start: NDArray[np.float64], tol: float, max
     raise ModelError(f"cutting planes left a gap of {gap:.3g} after {limit} iterations; raise max_iterations")
 
 
+@typed(profile=RiskProfile)
 def exact_sampling(
     profile: RiskProfile,
     *,
@@ -241,6 +242,7 @@ def _preferred(
     return best.copy()
 
 
+@typed(profile=RiskProfile)
 def retried_sampling(
     profile: RiskProfile, attempts: int | float, *, clean_risks: ArrayLike | None = None
 ) -> Sampling:
@@ -311,6 +313,7 @@ def best_step(start: ArrayLike, iterations: int) -> float:
     return float(np.sqrt(_farthest(first) / (len(first) * squares))) or 1.0
 
 
+@typed(profile=RiskProfile)
 def subgradient_sampling(
     profile: RiskProfile, *, iterations: int = 100, step: float = 1.0, start: ArrayLike | None = None
 ) -> Sampling:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError, unknown, whole
+from randens.core.errors import InputError, expect, typed, unknown, whole
 from randens.risk.sets import (
     Masks,
     as_attempts,
     as_number,
     as_probs,
+    as_vector,
     coverage,
     from_words,
     frozen,
@@ -54,6 +55,7 @@ class RiskProfile:
     size: int | None = None
 
     @classmethod
+    @typed(sets=Iterable)
     def from_configurations(
         cls,
         sets: Iterable[ArrayLike],
@@ -204,9 +206,10 @@ class RiskProfile:
 
     def _foolable(self, *members: int) -> NDArray[np.bool_]:
         """The configurations in which one perturbation fools all of these members [K]."""
-        wanted = np.uint64(sum(1 << whole("member", i, 0, self.members - 1) for i in set(members)))
+        wanted = np.uint64(sum({1 << whole("member", i, 0, self.members - 1) for i in members}))
         return np.logical_or.reduceat((self.masks & wanted) == wanted, self.starts[:-1])
 
+    @typed(members=Sequence)
     def restrict(self, members: Sequence[int]) -> RiskProfile:
         """The profile of the ensemble made of these members only, in this order."""
         chosen = [whole("members", i, 0, self.members - 1) for i in members]
@@ -217,10 +220,12 @@ class RiskProfile:
 
     def reweighted(self, weights: NDArray[np.float64]) -> RiskProfile:
         """The same configurations with other weights [K], which need not sum to 1."""
-        return self._build(self.owners, self.masks, weights / weights.sum(), self.members, None)
+        new = as_vector("weights", weights, len(self.weights), "configuration")
+        return self._build(self.owners, self.masks, new / new.sum(), self.members, None)
 
     def merge(self, other: RiskProfile, share: float | None = None) -> RiskProfile:
         """The profile of both sets of inputs, all different; `share` is this one's, by default by numbers of inputs."""
+        expect("other", other, RiskProfile)
         if other.members != self.members:
             raise InputError(f"other has {other.members} members where {self.members} are expected")
         size = None if self.size is None or other.size is None else self.size + other.size

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError, unknown, whole
+from randens.core.errors import InputError, typed, unknown, whole
 from randens.core.files import Plain
 from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import Sampling, exact_sampling, retried_sampling, subgradient_sampling
@@ -27,6 +27,7 @@ _OPTIONS = {
 }
 
 
+@typed(profile=RiskProfile)
 def optimal_sampling(
     profile: RiskProfile,
     method: str | None = None,
@@ -129,6 +130,7 @@ The pool must only grow, and the same inputs must be attacked every time.
 """
 
 
+@typed(oracle=Callable, tried=Sequence)
 def cutting_planes(
     oracle: Oracle,
     start: ArrayLike,

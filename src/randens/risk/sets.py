@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError, number, whole
+from randens.core.errors import InputError, number, shown, whole
 
 MAX_MEMBERS = 64
 """A mask is one 64-bit word."""
@@ -159,11 +159,11 @@ def as_vector(
 ) -> NDArray[np.float64]:
     """A fresh one-dimensional, non-empty float vector, with one value for each of `length` members."""
     try:
-        vector = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{name} must be a list of numbers, got {value!r:.60}") from error
+        vector = np.array(np.asarray(value), dtype=np.float64)  # tensors warn if copied at once
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InputError(f"{name} must be a list of numbers, got {shown(value)}") from error
     if vector.ndim != 1 or len(vector) == 0:
-        raise InputError(f"{name} must be a non-empty list of numbers, got {value!r:.60}")
+        raise InputError(f"{name} must be a non-empty list of numbers, got {shown(value)}")
     if length is not None and len(vector) != length:
         raise InputError(f"{name} has {len(vector)} values; expected one for each {of}, {length}")
     return vector

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc
 
-from randens.core.errors import InputError, whole
+from randens.core.errors import InputError, typed, whole
 from randens.core.files import Plain
 from randens.risk.intervals import Estimate, exact_binomial
 from randens.risk.optimal import Sampling
@@ -71,6 +71,7 @@ class TwoClassifiers(Plain):
     explanation: str
 
 
+@typed(profile=RiskProfile)
 def two_classifiers(profile: RiskProfile) -> TwoClassifiers:
     """Whether sampling from the two members of a profile helps (Theorem 1), and the best they could do.
 
@@ -130,6 +131,7 @@ class Theorem1Test(Plain):
     verdict: str
 
 
+@typed(profile=RiskProfile)
 def theorem1_test(profile: RiskProfile, n: int | None = None, *, confidence: float = 0.95) -> Theorem1Test:
     """Does sampling from two members help on the distribution, or only on the inputs seen (Theorem 1)?
 
@@ -170,6 +172,7 @@ def candidates(M: int) -> tuple[tuple[Fraction, ...], ...]:
     return tuple(tuple(map(Fraction, row.split())) for row in _CANDIDATES[M].split(", "))
 
 
+@typed(profile=RiskProfile)
 def candidate_sampling(profile: RiskProfile, *, clean_risks: ArrayLike | None = None) -> Sampling:
     """The best candidate, which is optimal (Theorems 1 and 2); ties: lower clean risk, then fewer members."""
     table = [np.array(row, dtype=np.float64) for row in candidates(profile.members)]

@@ -396,7 +396,8 @@ class Engine:
         for member in members:
             if member not in self.forwards:
                 # Finished members do not change, so their BatchNorm is folded into the convolutions once.
-                fast = folded(member) if member in stage.finished else member
+                few = to_layout(self.train_data[:4][0].to(self.device))
+                fast = folded(member, few) if member in stage.finished else member
                 self.forwards[member] = self._forward(fast)
         weights = torch.tensor(probs, dtype=torch.float64, device=self.device)
         return AttackedMembers.of(members, weights, [self.forwards[member] for member in members])

@@ -15,8 +15,8 @@ from torch import nn
 from randens import attacks, models
 from randens import data as datasets
 from randens.callbacks import Callback, check_callbacks
-from randens.core.devices import Workers, workers
-from randens.core.errors import FileError, InputError, unknown
+from randens.core.devices import Workers, settled, workers
+from randens.core.errors import FileError, InputError, PathLike, typed, unknown, whole
 from randens.core.files import only_writer, remove
 from randens.core.progress import Progress, bars
 from randens.core.runs import Document, Probabilities, Run
@@ -104,6 +104,15 @@ class Plan:
         )
 
 
+@typed(
+    recipe=Recipe | PathLike,
+    run_folder=PathLike,
+    progress=Callable | None,
+    say=Callable | None,
+    stop=Callable | None,
+    data=Sequence | None,
+)
+@settled()
 def train(
     recipe: Recipe | str | os.PathLike[str],
     run_folder: str | os.PathLike[str],
@@ -192,6 +201,7 @@ def plan(recipe: Recipe, images: int | None = None, held: int | None = None) -> 
     if images is None or held is None:
         sizes = datasets.entry(recipe.data.name).sizes
         images, held = sizes["train"], sizes["validation"]
+    images, held = whole("images", images), whole("held", held)
     method = METHODS[recipe.method](recipe.weight)
     level = "kl" if recipe.loss.name == "trades" else method.level
     craft = losses.adversary(recipe.adversary, recipe.threat.build(), level)
@@ -227,6 +237,7 @@ def shipped_recipes() -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(folder.glob("*/*.toml"))}
 
 
+@typed(source=PathLike)
 def find_recipe(source: str | os.PathLike[str]) -> Path:
     """The file of a recipe: `source` itself, or a shipped one by name ("digits-mlp-barre") or path in a clone."""
     path = Path(source)
@@ -296,7 +307,7 @@ def _members(recipe: Recipe, data: Data) -> Callable[[int], models.Classifier]:
 
     def member(index: int) -> models.Classifier:
         seed = seed_for(recipe.seed, "member", index)
-        return models.create(part.name, classes=len(data.classes), seed=seed, **arguments)
+        return models.create(part.name, classes=len(data.classes), seed=seed, **arguments).float()
 
     member(0)
     return member

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError
+from randens.core.errors import InputError, expect, shown, whole
 from randens.risk import RiskProfile
-from randens.risk.sets import maximal_rows
+from randens.risk.sets import as_vector, maximal_rows
 
-__all__ = ["WitnessPool"]
+__all__ = ["WitnessPool", "as_rows"]
 
 
 class WitnessPool:
@@ -44,14 +44,13 @@ class WitnessPool:
         x_adv: NDArray[np.generic] | None = None,
         sources: Sequence[str] | str = "",
     ) -> None:
-        rows = np.asarray(points, dtype=np.int64).reshape(-1)
+        whole("n", n, 0), whole("members", members)
+        rows = as_rows("points", points, n)
+        expect("x_adv", x_adv, np.ndarray | None)
+        expect("sources", sources, Sequence)
         sets = np.zeros((0, members), dtype=bool) if fooled is None else np.asarray(fooled, dtype=bool)
-        if n < 0 or members < 1:
-            raise InputError(f"n is {n} and members is {members}; n must be ≥ 0 and members ≥ 1")
         if sets.shape != (len(rows), members):
             raise InputError(f"fooled has shape {sets.shape}; it must be ({len(rows)}, {members})")
-        if len(rows) and (rows.min() < 0 or rows.max() >= n):
-            raise InputError(f"points range over [{rows.min()}, {rows.max()}]; they must be in [0, {n - 1}]")
         if x_adv is not None and len(x_adv) != len(rows):
             raise InputError(f"x_adv has {len(x_adv)} rows; there are {len(rows)} witnesses")
         names = [sources] * len(rows) if isinstance(sources, str) else list(sources)
@@ -72,6 +71,7 @@ class WitnessPool:
     def merge(self, *others: WitnessPool) -> WitnessPool:
         """Return the union with pools of the same inputs. Of equal sets the first one is kept."""
         for pool in others:
+            expect("other", pool, WitnessPool)
             if (pool.n, pool.members) != (self.n, self.members):
                 raise InputError(
                     f"cannot merge a pool of {pool.n} inputs and {pool.members} members into one of "
@@ -92,11 +92,11 @@ class WitnessPool:
 
     def take(self, inputs: ArrayLike, members: ArrayLike | None = None) -> WitnessPool:
         """The witnesses of some distinct inputs [k], renumbered in that order, or of some members only."""
-        chosen = np.asarray(inputs, dtype=np.int64)
-        place = np.full(max(self.n, int(chosen.max(initial=-1)) + 1), -1, dtype=np.int64)
+        chosen = as_rows("inputs", inputs, self.n)
+        place = np.full(self.n, -1, dtype=np.int64)
         place[chosen] = np.arange(len(chosen))
         rows = np.flatnonzero(place[self.points] >= 0)
-        columns = np.arange(self.members) if members is None else np.asarray(members, dtype=np.int64)
+        columns = np.arange(self.members) if members is None else as_rows("members", members, self.members)
         return WitnessPool(
             len(chosen),
             len(columns),
@@ -121,7 +121,7 @@ class WitnessPool:
 
     def best(self, probs: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Per input: max_u u·α, and the row of the witness that reaches it (-1: none known)."""
-        values = self.fooled @ np.asarray(probs, dtype=np.float64)
+        values = self.fooled @ as_vector("probs", probs, self.members)
         risks = np.zeros(self.n)
         rows = np.full(self.n, -1, dtype=np.int64)
         # Ascending by value, so that the last write per input is its best; reversed, so that ties keep the first.
@@ -132,6 +132,7 @@ class WitnessPool:
 
     def worst(self, probs: ArrayLike, x: NDArray[Any]) -> NDArray[Any]:
         """For each input x [n, ...] its worst known perturbation, or the input where no member is fooled."""
+        expect("x", x, np.ndarray)
         rows = self.best(probs)[1]
         found = np.flatnonzero(rows >= 0)
         if len(found) and self.x_adv is None:
@@ -150,6 +151,19 @@ class WitnessPool:
         table = np.zeros((self.n, self.members), dtype=bool)
         np.logical_or.at(table, self.points, self.fooled)
         return table
+
+
+def as_rows(name: str, value: ArrayLike, size: int) -> NDArray[np.int64]:
+    """Whole numbers [k] from 0 to size − 1."""
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = np.zeros((), dtype=object)
+    if found.ndim != 1 or (
+        found.size and (found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= size)
+    ):
+        raise InputError(f"{name} is {shown(value)}; give whole numbers [k] from 0 to {size - 1}")
+    return found.astype(np.int64)
 
 
 def _stack(pools: Sequence[WitnessPool], n: int, offsets: Sequence[int]) -> WitnessPool:

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from randens.core.errors import FileError
+from randens.core.errors import FileError, PathLike, typed
 from randens.core.files import parse_json
 from randens.threat import Threat
 from randens.witness.fingerprints import digest
@@ -76,6 +76,7 @@ class WitnessStore:
     `fresh`, what is stored is ignored; with `verify`, evaluations score it again by forward passes of the members.
     """
 
+    @typed(path=PathLike)
     def __init__(self, path: str | os.PathLike[str], *, fresh: bool = False, verify: bool = False) -> None:
         given = Path(path)
         self.path = given if given.suffix == ".sqlite" else given / "witnesses.sqlite"
