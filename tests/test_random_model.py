@@ -209,10 +209,7 @@ def failing(seed: int) -> nn.Module:
         (lambda: RandomizedModel(Noise(), draws=1), "draws is 1; it must be a whole number from 2 to 65536"),
         (lambda: RandomizedModel(Noise(), draws=True), "draws is True"),
         (lambda: RandomizedModel(3), "model is int"),  # type: ignore[arg-type]
-        (
-            lambda: RandomizedModel(failing, 64).ensemble(),
-            r"the factory fails at seed 17 \(ValueError",
-        ),
+        (lambda: RandomizedModel(failing, 64).ensemble(), r"the factory fails at seed 17 \(ValueError"),
         (lambda: RandomizedModel(lambda s: s, 4).freeze(2), "the factory returned a int"),  # type: ignore
         (lambda: RandomizedModel(Noise(), active=nn.Dropout), "active is Dropout; Noise has no such layer"),
         (lambda: RandomizedModel(Noise()).freeze(-1), "seed is -1"),

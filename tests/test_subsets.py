@@ -49,13 +49,10 @@ def test_averages_keep_their_weights_and_ordinary_members_their_format(tmp_path:
     assert read_json(tmp_path / "mixed" / "ensemble.json")["format"] == "randens-ensemble-1"
     assert read_json(rec.save(tmp_path / "plain") / "ensemble.json")["format"] == "randens-ensemble-1"
     manifest = read_json(tmp_path / "plain" / "ensemble.json")
-    of_one = [{"of": [0] * 5000, "weights": None}]
-    for change, where in (
-        ({"format": "randens-ensemble-9"}, "format"),
-        ({"averages": of_one}, "averages.0.of"),
-    ):
-        write_json(tmp_path / "plain" / "ensemble.json", {**manifest, **change})
-        with pytest.raises(FileError, match=f"of another version: {where}"):
+    changes = {"format": "randens-ensemble-9", "averages": [{"of": [0] * 5000, "weights": None}]}
+    for name, value in changes.items():
+        write_json(tmp_path / "plain" / "ensemble.json", {**manifest, name: value})
+        with pytest.raises(FileError, match=f"of another version: {name}"):
             randens.load(tmp_path / "plain")
 
 

@@ -62,11 +62,7 @@ def test_help_of_every_command() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (["--version"], "."),
-        (["--help"], "quickstart"),
-        (["explain", "0.4", "0.5"], "ceiling  0.5000"),
-    ],
+    [(["--version"], "."), (["--help"], "quickstart"), (["explain", "0.4", "0.5"], "ceiling  0.5000")],
 )
 def test_commands(arguments: list[str], said: str) -> None:
     done = without(_SLOW if arguments[0] == "explain" else _HEAVY, _COMMAND, *arguments)

@@ -120,6 +120,7 @@ def test_members_without_usable_gradients_are_flagged_and_the_others_are_still_a
     [
         (lambda x, y: ((x * 255).to(torch.uint8), y), r"x has dtype torch.uint8; inputs must be"),
         (lambda x, y: (x + 1, y), r"x ranges over \[1, 2\], and inputs must lie in \[0, 1\]"),
+        (lambda x, y: (x * torch.nan, y), r"x holds NaN or infinite values"),
         (lambda x, y: (x, y + 10), r"y holds labels from 1\d to 1\d; the members have 10"),
         (lambda x, y: (x, y[:-1]), r"y has shape \(3,\); it must be \[4\]"),
         (lambda x, y: (x, y.float()), r"y is torch.float32 \(4,\); give integers"),

@@ -130,6 +130,7 @@ HOSTILE = [
     *(("evaluate", "run", "--eps", n) for n in ("1e999999999", "-1", "nan", "1/0", "0:1", f"0:1:{DIGITS}")),
     *(("evaluate", "run", "--attack", n) for n in (LONG, "pgd:steps", f"pgd:steps={DIGITS}")),
     *(("explain", n) for n in (DIGITS, "1e999999999", "a", "42")),
+    *(("train", name) for name in ("fifo", "folder", "file.npz", "/dev/zero")),
     *((name, "fifo") for name in ("sample", "advise", "audit", "certify", "report", "export", "serve")),
     ("report", "run", "--figure", LONG),
     ("data", "fetch", LONG),
@@ -146,7 +147,7 @@ def test_bad_arguments_are_one_sentence(
     monkeypatch.chdir(run_folder.parent)
     os.mkfifo("fifo")
     Path("folder").mkdir()
-    Path("file.npz").touch()
+    Path("file.npz").write_bytes(b"\xff\xfe")
     code, _, err = shell(*arguments)
     (line,) = err.strip().splitlines()
     assert code == 2, line
@@ -195,12 +196,7 @@ def _breaks() -> None:
 )
 @pytest.mark.parametrize("then", [_nothing, _breaks])
 def test_a_signal_has_its_exit_code_and_one_line(
-    shell: Shell,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    code: int,
-    word: str,
-    then: Callable[[], None],
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, number: int, code: int, word: str, then: Callable[[], None]
 ) -> None:
     def command(*_: object, **__: object) -> None:
         try:

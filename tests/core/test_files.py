@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from randens.core.devices import read_tensors, tensor_checksum
 from randens.core.errors import FileError, InputError
-from randens.core.files import (
-    atomic_folder,
-    only_writer,
-    plain,
-    read_json,
-    write_atomic,
-    write_json,
-)
+from randens.core.files import atomic_folder, only_writer, plain, read_json, write_atomic, write_json
 from randens.training.recipe import read_toml
 
 

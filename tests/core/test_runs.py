@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import randens
-from randens.core.errors import FileError
+from randens.core.errors import FileError, InputError
 from randens.core.runs import Run, versions
 
 
@@ -42,6 +42,8 @@ def test_metrics_are_appended_and_read_back(tmp_path: Path) -> None:
     assert run.metrics() == []
     run.log(epoch=1, loss=0.5, name="ö")
     run.log(epoch=2, loss=0.25, name="ö")
+    with pytest.raises(InputError, match="not JSON"):
+        run.log(loss=float("nan"))
     assert run.metrics() == [{"epoch": n, "loss": 0.5 / n, "name": "ö"} for n in (1, 2)]
 
 

@@ -168,6 +168,8 @@ def test_what_looks_wrong_is_said() -> None:
     [
         ((X, Y + 20), r"labels from .*; the members have 10 classes|labels must be in"),
         ((X[:, :, :4], Y), "which member 0 does not take"),
+        ((X * torch.nan, Y), "x holds NaN"),
+        (None, "data is None"),
         ("nowhere.npz", "nowhere.npz"),
     ],
 )

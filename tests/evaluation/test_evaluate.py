@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,9 +126,7 @@ def test_json_round_trip(line: Evaluation, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"about": None}, {"witnesses": {}}, {"clean": "x"}, {"flops": []}])
-def test_a_damaged_document_is_one_sentence(
-    line: Evaluation, tmp_path: Path, change: dict[str, object]
-) -> None:
+def test_a_damaged_document_is_one_sentence(line: Evaluation, tmp_path: Path, change: Any) -> None:
     (tmp_path / "e.json").write_text(json.dumps({**line.to_json(), **change}))
     with pytest.raises(FileError, match=r"e\.json: the evaluation is damaged"):
         Evaluation.load(tmp_path / "e.json")

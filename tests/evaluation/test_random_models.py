@@ -248,12 +248,7 @@ def test_the_audit_passes_a_model_with_good_gradients_and_enough_draws() -> None
     linear, (x, y) = noisy_linear(24)
     found = audit(RandomizedModel(linear, 16), (x, y), threat=THREAT)
     names = [check.name for check in found.checks]
-    assert names == [
-        "random-at-all",
-        "seed-decides",
-        "gradients-above-noise",
-        "saturated-in-draws",
-    ]
+    assert names == ["random-at-all", "seed-decides", "gradients-above-noise", "saturated-in-draws"]
     assert found["gradients-above-noise"].passed
 
 

@@ -27,8 +27,7 @@ def opened(browser: Browser, path: Path, width: int = 1280) -> Iterator[Page]:
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
-        "request",
-        lambda r: None if r.url.startswith(("data:", path.as_uri())) else complaints.append(r.url),
+        "request", lambda r: None if r.url.startswith(("data:", path.as_uri())) else complaints.append(r.url)
     )
     page.on("dialog", lambda dialog: complaints.append(f"a script from data ran: {dialog.message}"))
     page.goto(path.as_uri())

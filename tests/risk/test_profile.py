@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.risk.risk_cases import (
-    by_definition,
-    profiles,
-    raw_configurations,
-    simplex_points,
-    weights,
-)
+from tests.risk.risk_cases import by_definition, profiles, raw_configurations, simplex_points, weights
 
 from randens.risk import RiskProfile
 

@@ -85,20 +85,12 @@ def test_a_changed_recipe_is_refused_unless_forced(tmp_path: Path) -> None:
         train(small(), tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        *(
-            {"epoch": 3},
-            {"step": 10**9},
-            {"probs": [-0.5]},
-            {"probs": [0.5, 0.5]},
-            {"losses": []},
-            {"images": 0},
-        ),
-        *(("trained", torch.bfloat16), ("optimizer", torch.float8_e4m3fn), ("best", torch.bool)),
-    ],
-)
+FORGED: list[Any] = [{"epoch": 3}, {"step": 10**9}, {"images": 0}, {"losses": []}]
+FORGED += [{"probs": [-0.5]}, {"probs": [0.5, 0.5]}]
+FORGED += [("trained", torch.bfloat16), ("optimizer", torch.float8_e4m3fn), ("best", torch.bool)]
+
+
+@pytest.mark.parametrize("forged", FORGED)
 def test_a_forged_checkpoint_is_damaged(tmp_path: Path, forged: Any) -> None:
     with pytest.raises(Stopped):
         train(small(), tmp_path / "run", stop=_stop_after(9))
