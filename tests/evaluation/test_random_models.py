@@ -316,7 +316,7 @@ class Unequal(nn.Module):
     ("model", "said"),
     [
         (lambda: RandomizedModel(Unseeded(), 4), "model ignores its seed"),
-        (lambda: RandomizedModel(Unequal, 4), "class count"),
+        (lambda: RandomizedModel(Unequal, 4), "logits, and"),
         (Unseeded, "the model is random: .* wrap it in randens.RandomizedModel"),
     ],
 )
