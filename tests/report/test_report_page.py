@@ -198,10 +198,10 @@ def test_training_budgets_are_compared(tmp_path: Path) -> None:
 
     def cost(path: Path, method: str, passes: int) -> None:
         path.mkdir(exist_ok=True)
-        write_json(
-            path / "training.json",
-            {"method": method, "cost": {"forwards": passes, "backwards": passes, "seconds": 1.0}},
-        )
+        spent = {"forwards": passes, "backwards": passes, "seconds": 1.0}
+        held = {"natural_accuracy": 0.9, "robust_accuracy": 0.5, "attack": "pgd", "images": 8}
+        known = {"members": 1, "probs": [1.0], "method": method, "cost": spent, "validation": held}
+        write_json(path / "training.json", known)
 
     cost(alone, "at", 100)
     cost(whole / "members", "barre", 210)
