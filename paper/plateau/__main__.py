@@ -5,7 +5,7 @@
     python -m paper.plateau zoo --commit ca617c2   the zoo's entries of these networks, with these evaluations
 
 IAT: the networks at50-s*, trained independently, as many as are finished. BARRE: barre25, whose first member is
-at50-s0. Images are attacked in blocks; after each the evaluations in --out hold all images so far, so the table can be
+at50-s0, or barre25-m3, which continues it. Images are attacked in blocks; after each the evaluations in --out hold all images so far, so the table can be
 printed meanwhile, and the same command continues after any stop. Everything found is kept in a witness store (--store),
 so a further member, or a larger limit, repeats no attack.
 """
@@ -46,9 +46,10 @@ Weights = NDArray[np.float64]
 
 
 def members(method: str) -> list[Path]:
-    """The folders of finished runs that hold a method's members."""
-    finished = FOLDER.glob(f"{'at50-s*' if method == 'iat' else 'barre25'}/training.json")
-    return sorted(path.parent for path in finished)
+    """The folders of finished runs that hold a method's members; of BARRE's, which continue each other, the last."""
+    finished = FOLDER.glob(f"{'at50-s*' if method == 'iat' else 'barre25*'}/training.json")
+    runs = sorted(path.parent for path in finished)
+    return runs if method == "iat" else runs[-1:]
 
 
 def first(m: int, size: int) -> Weights:
