@@ -180,6 +180,7 @@ def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
     return RandomizedEnsemble([model])
 
 
+@typed(name=str)
 def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
     """Class decorator: `create`, command line and recipes know the attack, with the options `defaults`, as `name`."""
 

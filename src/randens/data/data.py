@@ -220,7 +220,7 @@ def called(name: str, split: str) -> str:
     return f"the given {name}" if name in ("tensors", "arrays", "loader") else f"{name} (split unknown)"
 
 
-@typed(x=Tensor)
+@typed(x=Tensor, bounds=tuple | None)
 def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
     """Refuse inputs outside the box, and name the likely reason."""
     if bounds is None or not x.numel():

@@ -151,6 +151,7 @@ class RiskProfile:
         anyone = unpack(np.bitwise_or.reduceat(self.masks, self.starts[:-1]), self.members)
         return frozen(np.clip(self.weights @ anyone, 0.0, 1.0))
 
+    @typed(draw=str)
     def configuration_risks(
         self, probs: ArrayLike, attempts: int | float = 1, draw: str = "query"
     ) -> NDArray[np.float64]:

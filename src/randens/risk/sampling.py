@@ -14,7 +14,7 @@ from randens.core.files import Plain
 from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import Sampling, exact_sampling, retried_sampling, subgradient_sampling
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import as_attempts, as_number, as_probs, frozen
+from randens.risk.sets import as_attempts, as_number, as_probs, as_risks, frozen
 from randens.risk.theorems import candidate_sampling
 
 _WORTHLESS = 1e-9  # what a member adds that is no more than rounding
@@ -27,7 +27,7 @@ _OPTIONS = {
 }
 
 
-@typed(profile=RiskProfile)
+@typed(profile=RiskProfile, method=str | None)
 def optimal_sampling(
     profile: RiskProfile,
     method: str | None = None,
@@ -166,7 +166,7 @@ def cutting_planes(
     if confidence is not None:
         confidence = as_number("confidence", confidence, 0.5, 1.0)
     limit = whole("max_sweeps", max_sweeps)
-    clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
+    clean = np.zeros(len(alpha)) if clean_risks is None else as_risks("clean_risks", clean_risks, len(alpha))
     attacked = [as_probs(point, len(alpha), name="tried") for point in tried]
 
     def value(profile: RiskProfile, probs: NDArray[np.float64]) -> float:
