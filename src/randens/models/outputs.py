@@ -106,7 +106,8 @@ def switched(flag: str, things: Sequence[Any], switch: Callable[[], object]) -> 
             for key, thing in [((flag, id(thing)), thing) for thing in things]:
                 found, users = _SWITCHED.get(key, (None, set()))
                 users.discard(user)
-                if not users and _SWITCHED.pop(key, None):
+                if not users and key in _SWITCHED:
+                    del _SWITCHED[key]
                     setattr(thing, flag, found)
 
 
