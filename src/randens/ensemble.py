@@ -64,7 +64,7 @@ class _Ensemble(nn.Module):
             if any(is_lazy(value) or value.is_meta for value in (*member.parameters(), *member.buffers())):
                 raise InputError(f"weights of member {index} have no values (lazy, or on 'meta'); load them")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
-            raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
+            raise InputError(f"classes is {shown(classes)}; give names, e.g. ['cat', 'dog'], or nothing")
         self.members = nn.ModuleList(members)
         self._count = 0  # of logits, as soon as it is known
         self.classes = tuple(str(c) for c in classes) if classes is not None else None

@@ -261,7 +261,7 @@ class RiskProfile:
             points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
             weights = as_probs(document["weights"], len(sets), "weights", "configuration")
             return cls._build(points, masks, weights, members, size)
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, RuntimeError) as error:
             raise InputError(f"the profile is not a {_FORMAT} document ({error!r})") from error
 
     def __eq__(self, other: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError, typed, unknown, whole
+from randens.core.errors import InputError, shown, typed, unknown, whole
 from randens.core.files import Plain
 from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import Sampling, exact_sampling, retried_sampling, subgradient_sampling
@@ -79,10 +79,12 @@ def optimal_sampling(
         if name not in _OPTIONS[method]:
             unknown(f"option of method={method!r}", name, _OPTIONS[method])
     if confidence is not None and method != "confidence":
-        raise InputError(f"confidence is {confidence!r}, which method={method!r} does not take")
+        raise InputError(f"confidence is {shown(confidence)}, which method={method!r} does not take")
     if as_attempts(attempts) != 1:
         if method != "exact" or options:
-            raise InputError(f"attempts is {attempts!r}, which only method='exact' takes, without options")
+            raise InputError(
+                f"attempts is {shown(attempts)}, which only method='exact' takes, without options"
+            )
         return retried_sampling(profile, attempts, clean_risks=clean_risks)
     if method == "confidence":
         return confident_sampling(profile, 0.95 if confidence is None else confidence, **options)
@@ -162,7 +164,7 @@ def cutting_planes(
     """
     alpha = as_probs(start, name="start")
     if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < 1:
-        raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
+        raise InputError(f"tol is {shown(tol)}; it must be a number from 0 to 1, e.g. 1e-3")
     if confidence is not None:
         confidence = as_number("confidence", confidence, 0.5, 1.0)
     limit = whole("max_sweeps", max_sweeps)
