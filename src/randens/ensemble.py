@@ -21,7 +21,7 @@ from randens import models, saved
 from randens.core.devices import is_dense, settled
 from randens.core.errors import FileError, InputError, ModelError, PathLike, number, shown, typed, whole
 from randens.core.files import AnyPath
-from randens.models.outputs import evaluating
+from randens.models.outputs import evaluating, switched
 from randens.risk.sets import as_probs
 from randens.threat import FiniteThreat, Threat
 
@@ -36,14 +36,9 @@ def frozen(module: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients for parameters, both restored on leaving."""
     if any(parameter.is_inference() for parameter in module.parameters()):
         raise InputError("members hold weights made in torch.inference_mode(); make or load them outside")
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    try:  # from here, as Ctrl-C may come at any moment
-        module.requires_grad_(False)
-        with evaluating(module):
-            yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
+    off = functools.partial(module.requires_grad_, False)
+    with evaluating(module), switched("requires_grad", list(module.parameters()), off):
+        yield
 
 
 def check_probs(probs: ArrayLike | Tensor | None, members: int) -> Tensor:
@@ -69,7 +64,7 @@ class _Ensemble(nn.Module):
             if any(is_lazy(value) or value.is_meta for value in (*member.parameters(), *member.buffers())):
                 raise InputError(f"weights of member {index} have no values (lazy, or on 'meta'); load them")
         if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
-            raise InputError(f"classes is {classes!r}; give names, e.g. ['cat', 'dog'], or nothing")
+            raise InputError(f"classes is {shown(classes)}; give names, e.g. ['cat', 'dog'], or nothing")
         self.members = nn.ModuleList(members)
         self._count = 0  # of logits, as soon as it is known
         self.classes = tuple(str(c) for c in classes) if classes is not None else None
@@ -199,9 +194,9 @@ class RandomizedEnsemble(_Ensemble):
         Averaged over all thresholds its risk is the ensemble's, under attack, too: so the best threshold is at least
         as robust as sampling, at the cost of all members. It gives no gradients.
         """
-        if not 0 <= number("threshold", threshold) < 1:
-            raise InputError(f"threshold is {threshold!r}; it must be at least 0 and below 1")
-        return _ThresholdVote(self, threshold)
+        if not 0 <= (value := number("threshold", threshold)) < 1:
+            raise InputError(f"threshold is {value!r}; it must be at least 0 and below 1")
+        return _ThresholdVote(self, value)
 
     def draw(self, n: int) -> Tensor:
         """Member indices [n], independent draws from `probs`; a member with probability 0 is never sampled."""
@@ -354,9 +349,9 @@ def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> Random
 
 
 def to_layout(x: Tensor) -> Tensor:
-    """Images in channels_last, everything else untouched; what is no dense tensor is refused."""
-    if not isinstance(x, Tensor) or not is_dense(x):
-        raise InputError(f"x is a {type(x).__name__}; give a dense tensor, e.g. torch.as_tensor(x)")
+    """Images in channels_last, everything else untouched; what is no dense tensor of inputs is refused."""
+    if not isinstance(x, Tensor) or not is_dense(x) or not x.dim():
+        raise InputError(f"x is a {type(x).__name__}; give a dense tensor [n, ...], e.g. torch.as_tensor(x)")
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 

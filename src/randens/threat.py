@@ -48,10 +48,10 @@ def grid(name: str, value: Any) -> tuple[float, ...]:
     if is_range:
         first, last, count = radii if len(radii) == 3 else (0, 0, 0)
         if not (first < last and 2 <= count <= _MOST_RADII):
-            raise InputError(f"{name} is {value!r}; {example}, with a count from 2 to {_MOST_RADII}")
+            raise InputError(f"{name} is {shown(value)}; {example}, with a count from 2 to {_MOST_RADII}")
         radii = [first + (last - first) * i / (int(count) - 1) for i in range(int(count))]
     if not radii or min(radii) < 0:
-        raise InputError(f"{name} is {value!r}; radii must be at least 0")
+        raise InputError(f"{name} is {shown(value)}; radii must be at least 0")
     return tuple(sorted(set(radii)))
 
 
@@ -109,9 +109,11 @@ class Threat:
             try:
                 low, high = (number("bounds", b) for b in self.bounds)
             except (TypeError, ValueError):
-                raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest) or None") from None
+                raise InputError(f"bounds is {shown(self.bounds)}; give (lowest, highest) or None") from None
             if not -_FAR <= low < high <= _FAR:
-                raise InputError(f"bounds is {self.bounds!r}; give (lowest, highest), both within ±{_FAR:g}")
+                raise InputError(
+                    f"bounds is {shown(self.bounds)}; give (lowest, highest), both within ±{_FAR:g}"
+                )
             object.__setattr__(self, "bounds", (low, high))
 
     @property

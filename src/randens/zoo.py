@@ -8,6 +8,7 @@ from pathlib import Path
 
 from randens import ensemble
 from randens.core.errors import FileError, PathLike, typed, unknown
+from randens.core.files import file_errors
 from randens.core.runs import Run
 from randens.ensemble import RandomizedEnsemble
 
@@ -66,8 +67,9 @@ def copy(name: str, folder: str | os.PathLike[str]) -> Run:
     if target.exists():
         raise FileError(f"{target} exists already; name a folder that does not")
     try:
-        shutil.copytree(path(name), target, ignore=shutil.ignore_patterns("CARD.md"))
-    except (OSError, shutil.Error) as error:
+        with file_errors("write", target):
+            shutil.copytree(path(name), target, ignore=shutil.ignore_patterns("CARD.md"))
+    except FileError:
         shutil.rmtree(target, ignore_errors=True)
-        raise FileError(f"cannot copy {name} to {target}: {error}") from error
+        raise
     return Run.open(target)

@@ -159,7 +159,7 @@ def _check_option(option: dataclasses.Field[Any], value: object) -> None:
         whole(option.name, value, 1, _MOST)
     elif option.type in ("bool", bool):
         if not isinstance(value, bool):
-            raise InputError(f"{option.name} is {value!r}; it must be True or False")
+            raise InputError(f"{option.name} is {shown(value)}; it must be True or False")
     elif option.type in ("float", float) or (option.type == "float | None" and value is not None):
         low, high = option.metadata.get("range", (0.0, math.inf))
         found = number(option.name, None if isinstance(value, str) else value)
@@ -180,6 +180,7 @@ def as_ensemble(model: nn.Module) -> RandomizedEnsemble:
     return RandomizedEnsemble([model])
 
 
+@typed(name=str)
 def register(name: str, **defaults: Any) -> Callable[[AttackType], AttackType]:
     """Class decorator: `create`, command line and recipes know the attack, with the options `defaults`, as `name`."""
 
@@ -257,8 +258,8 @@ def as_attacks(
     given: list[Any] = [default] if attack is None else list(attack) if several else [attack]  # type: ignore[arg-type]
     if not given or not all(isinstance(item, (Attack, str)) for item in given):
         raise InputError(
-            f"attack is {attack!r}; give names, attacks of randens.attacks.create, or of a function f(model, x, y) "
-            "randens.attacks.from_function(f, threat)"
+            f"attack is {shown(attack)}; give names, attacks of randens.attacks.create, or of a function f(model, x, "
+            "y) randens.attacks.from_function(f, threat)"
         )
     own = {item.threat for item in given if isinstance(item, Attack)}
     if len(own) > 1:
@@ -273,7 +274,7 @@ def as_attacks(
                 raise InputError(f"{key} is {said!r}, but the {whose} has {has[key]!r}; say it once")
     else:
         if radius is None and name not in (None, "linf" if known is None else known.norm):
-            raise InputError(f"norm is {norm!r}; give its radius too, e.g. eps=0.5")
+            raise InputError(f"norm is {shown(norm)}; give its radius too, e.g. eps=0.5")
         like = known if known is not None and name in (None, known.norm) else Threat(name or "linf", 8 / 255)
         size = like.eps if radius is None else radius
         # No threat is made with the radius 0, at which nothing is perturbed.

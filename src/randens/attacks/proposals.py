@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from randens.attacks.base import Attack
 from randens.attacks.search import Search
-from randens.core.errors import InputError, ModelError, RandensError
+from randens.core.errors import InputError, ModelError, RandensError, shown
 from randens.ensemble import RandomizedEnsemble
 from randens.models import in_precision, logits_of
 from randens.threat import Threat
@@ -160,7 +160,7 @@ def from_function(
 ) -> Foreign:
     """A function f(model, x, y) → x_adv, which may call any package: ``from_function(f, Threat("linf", 8 / 255))``."""
     if not callable(function):
-        raise InputError(f"function is {function!r}; give f(model, x, y) that returns perturbed inputs")
+        raise InputError(f"function is {shown(function)}; give f(model, x, y) that returns perturbed inputs")
     name = getattr(function, "__qualname__", type(function).__name__)
     # What is stored about a function is not what another one would find.
     code = getattr(function, "__code__", None)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from randens.attacks import exact
 from randens.certificates.interval_bounds import propagate
 from randens.certificates.linear_bounds import crown
-from randens.core.errors import InputError, ModelError, expect
+from randens.core.errors import InputError, ModelError, expect, shown
 from randens.data import as_data
 from randens.ensemble import evaluating
 from randens.evaluation.evaluate import Witnesses
@@ -334,7 +334,9 @@ def ceiling(data: Any, threat: Threat) -> Ceiling:
     0
     """
     if not isinstance(threat, Threat) or threat.norm not in ("linf", "l2", "l1"):
-        raise InputError(f"threat is {threat!r}; give a Threat in linf, l2 or l1, e.g. Threat('linf', 8/255)")
+        raise InputError(
+            f"threat is {shown(threat)}; give a Threat in linf, l2 or l1, e.g. Threat('linf', 8/255)"
+        )
     x, y = as_data(data)[:]
     pairs = close_pairs(x.flatten(1).numpy(), y.numpy(), threat.norm, 2 * threat.eps)
     return ceiling_from_conflicts(len(y), pairs, common_points=threat.norm == "linf")

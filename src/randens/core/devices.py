@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from randens.core.errors import InputError, whole
+from randens.core.errors import InputError, shown, whole
 from randens.core.files import AnyPath, file_errors, read_file
 
 
@@ -32,7 +32,7 @@ def pick_device(name: str | torch.device | None = "auto") -> torch.device:
     try:
         found = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device is {name!r}; valid: auto, cpu, cuda, cuda:N") from error
+        raise InputError(f"device is {shown(name)}; valid: auto, cpu, cuda, cuda:N") from error
     if found.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = int(os.environ.get("LOCAL_RANK", "0")) if found.index is None else found.index

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from randens.core.devices import is_dense
-from randens.core.errors import FileError, InputError, typed, unknown, whole
+from randens.core.errors import FileError, InputError, shown, typed, unknown, whole
 from randens.core.files import file_errors, open_file
 from randens.data.catalogue import CATALOGUE
 from randens.data.data import SPLITS, Data, ImageFiles, read_image
@@ -86,9 +86,9 @@ def as_data(
     if isinstance(data, str | os.PathLike):
         split = None  # it said what to read; of a file or folder without splits, nothing is known
     elif split is not None and found.split not in ("unknown", split):
-        raise InputError(f"split is {split!r}, but data is the {found.split} split of {found.name}")
-    if classes is not None and not isinstance(classes, Iterable):
-        classes = list(map(str, range(whole("classes", classes, 2, 1 << 20))))
+        raise InputError(f"split is {shown(split)}, but data is the {found.split} split of {found.name}")
+    if classes is not None and not isinstance(classes, Sequence):
+        classes = list(map(str, range(whole("classes", classes, 2, 1 << 20, ", or a list of names"))))
     names = found.classes if classes is None else tuple(map(str, classes))
     low, high = int(found.y.min()), int(found.y.max())
     count = len(names) or high + 1
@@ -126,7 +126,7 @@ def _convert(data: Any, split: str | None, limit: int | None, size: tuple[int, i
 def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data:
     """Images below ``root/<class>`` or ``root/<split>/<class>``, decoded at once if they are not too many."""
     if size is not None and (np.shape(size) != (2,) or not all(value in range(1, 4097) for value in size)):
-        raise InputError(f"size is {size!r}; it must be (height, width), both from 1 to 4096")
+        raise InputError(f"size is {shown(size)}; it must be (height, width), both from 1 to 4096")
     place, found, folders = root.absolute(), "unknown", _subfolders(root)
     splits = {_SPLIT_FOLDERS[folder.name]: folder for folder in folders if folder.name in _SPLIT_FOLDERS}
     if folders and len(splits) == len(folders):
@@ -137,7 +137,7 @@ def _folder(root: Path, split: str | None, size: tuple[int, int] | None) -> Data
     elif place.name in _SPLIT_FOLDERS:
         place, found = place.parent, _SPLIT_FOLDERS[place.name]
         if split not in (None, found):
-            raise InputError(f"split is {split!r}, but {root} holds the {found} split")
+            raise InputError(f"split is {shown(split)}, but {root} holds the {found} split")
     if len(folders) < 2:
         raise FileError(f"{root} holds {len(folders)} folders of images; a classifier needs two or more")
     files: list[Path] = []

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from randens.core.devices import is_dense
-from randens.core.errors import FileError, InputError, expect, number, typed, whole
+from randens.core.errors import FileError, InputError, expect, number, shown, typed, whole
 from randens.core.files import file_errors, read_file
 
 SPLITS = ("train", "validation", "test")
@@ -178,7 +178,7 @@ class Data(Dataset[tuple[Tensor, Tensor]]):
         if self.split in ("validation", "test"):
             raise InputError(f"only training data can be split, and this is {self.split} data")
         if not 0 < number("share", share) < 1:
-            raise InputError(f"share is {share!r}; it must lie between 0 and 1")
+            raise InputError(f"share is {shown(share)}; it must lie between 0 and 1")
         counts = self.counts().tolist()
         if min(counts) < 2:
             raise InputError(
@@ -220,7 +220,7 @@ def called(name: str, split: str) -> str:
     return f"the given {name}" if name in ("tensors", "arrays", "loader") else f"{name} (split unknown)"
 
 
-@typed(x=Tensor)
+@typed(x=Tensor, bounds=tuple | None)
 def check_range(x: Tensor, bounds: tuple[float, float] | None) -> None:
     """Refuse inputs outside the box, and name the likely reason."""
     if bounds is None or not x.numel():

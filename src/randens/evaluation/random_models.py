@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from randens.attacks import Attack, Cost
 from randens.attacks.eot import EOT, single_draw_ascent
-from randens.core.errors import InputError, whole
+from randens.core.errors import InputError, shown, whole
 from randens.ensemble import RandomizedEnsemble, frozen
 from randens.evaluation.inputs import Case
 from randens.evaluation.tables import Result, Table, bars, between, percent
@@ -99,7 +99,7 @@ class RandomEvaluation(Result):
     def after(self, attempts: int, draw: str = "query") -> Estimate:
         """Robust accuracy against an attacker who may try `attempts` times, each on a fresh draw ("query")."""
         if draw != "query":
-            raise InputError(f"draw is {draw!r}; for a random model it must be 'query'")
+            raise InputError(f"draw is {shown(draw)}; for a random model it must be 'query'")
         return self.scores.after(attempts, self.confidence)
 
     def votes(self, votes: int) -> Estimate:

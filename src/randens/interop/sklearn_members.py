@@ -18,7 +18,7 @@ from sklearn.pipeline import Pipeline
 from torch import Tensor, nn
 
 from randens import models
-from randens.core.errors import InputError
+from randens.core.errors import InputError, shown
 from randens.ensemble import RandomizedEnsemble
 
 Array = NDArray[np.float64]
@@ -63,7 +63,7 @@ def sklearn_ensemble(
 ) -> RandomizedEnsemble:
     """A randomized ensemble of fitted scikit-learn classifiers, which must know the same classes."""
     if not isinstance(estimators, Sequence) or not len(estimators):
-        raise InputError(f"estimators is {estimators!r}; give a list of fitted scikit-learn classifiers")
+        raise InputError(f"estimators is {shown(estimators)}; give a list of fitted scikit-learn classifiers")
     members = [sklearn_member(estimator) for estimator in estimators]
     known = [f"{list(e.classes_)} and {e.n_features_in_} features" for e in estimators]
     for position, said in enumerate(known):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from randens.core.devices import is_dense
 from randens.core.errors import InputError, ModelError
 
+_SWITCHED: dict[tuple[str, int], tuple[Any, set[object]]] = {}  # the value found, and who needs another
+_SWITCHING = threading.RLock()
 Channels = Sequence[float] | None
 _WANTED = "a member returns logits [n, classes], or a tuple that starts with them, or something with .logits"
 
@@ -81,13 +84,31 @@ def undisturbed(name: str) -> Iterator[None]:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every submodule into eval mode; on leaving, restore exactly the modes that were found."""
     # A frozen TorchScript module has no mode.
-    modes = [(m, m.training) for m in module.modules() if hasattr(m, "training")]
-    try:
-        module.eval()
+    with switched("training", [m for m in module.modules() if hasattr(m, "training")], module.eval):
+        yield
+
+
+@contextlib.contextmanager
+def switched(flag: str, things: Sequence[Any], switch: Callable[[], object]) -> Iterator[None]:
+    """Around the switch of a flag of modules or parameters, which the last of its nested and concurrent users undoes.
+
+    Threads that share a model would otherwise take each other's switch for what was found, and undo it too early.
+    """
+    user = object()
+    try:  # from here, as Ctrl-C may come at any moment
+        with _SWITCHING:
+            for thing in things:
+                _SWITCHED.setdefault((flag, id(thing)), (getattr(thing, flag), set()))[1].add(user)
+        switch()
         yield
     finally:
-        for submodule, training in modes:
-            submodule.training = training
+        with _SWITCHING:
+            for key, thing in [((flag, id(thing)), thing) for thing in things]:
+                found, users = _SWITCHED.get(key, (None, set()))
+                users.discard(user)
+                if not users and key in _SWITCHED:
+                    del _SWITCHED[key]
+                    setattr(thing, flag, found)
 
 
 class Normalized(nn.Module):

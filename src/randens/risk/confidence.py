@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from randens.core.errors import InputError, typed
+from randens.core.errors import InputError, shown, typed
 from randens.risk.optimal import Sampling, minimize_by_cuts
 from randens.risk.profile import RiskProfile
 from randens.risk.sets import as_number, as_probs, frozen, unpack
@@ -183,6 +183,6 @@ def simultaneous_quantile(profile: RiskProfile, confidence: float) -> float:
 def _reference(reference: ArrayLike | str | None, members: int) -> NDArray[np.float64] | None:
     if isinstance(reference, str):
         if reference != "uniform":
-            raise InputError(f"reference is {reference!r}; give 'uniform', probabilities or None")
+            raise InputError(f"reference is {shown(reference)}; give 'uniform', probabilities or None")
         return np.full(members, 1.0 / members)
     return None if reference is None else as_probs(reference, members, "reference")

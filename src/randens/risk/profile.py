@@ -151,6 +151,7 @@ class RiskProfile:
         anyone = unpack(np.bitwise_or.reduceat(self.masks, self.starts[:-1]), self.members)
         return frozen(np.clip(self.weights @ anyone, 0.0, 1.0))
 
+    @typed(draw=str)
     def configuration_risks(
         self, probs: ArrayLike, attempts: int | float = 1, draw: str = "query"
     ) -> NDArray[np.float64]:
@@ -260,7 +261,7 @@ class RiskProfile:
             points = np.repeat(np.arange(len(sets)), [len(c) for c in sets])
             weights = as_probs(document["weights"], len(sets), "weights", "configuration")
             return cls._build(points, masks, weights, members, size)
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, RuntimeError) as error:
             raise InputError(f"the profile is not a {_FORMAT} document ({error!r})") from error
 
     def __eq__(self, other: object) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from randens.core.errors import InputError, typed, unknown, whole
+from randens.core.errors import InputError, shown, typed, unknown, whole
 from randens.core.files import Plain
 from randens.risk.confidence import confident_sampling, upper_bound
 from randens.risk.optimal import Sampling, exact_sampling, retried_sampling, subgradient_sampling
 from randens.risk.profile import RiskProfile
-from randens.risk.sets import as_attempts, as_number, as_probs, frozen
+from randens.risk.sets import as_attempts, as_number, as_probs, as_risks, frozen
 from randens.risk.theorems import candidate_sampling
 
 _WORTHLESS = 1e-9  # what a member adds that is no more than rounding
@@ -27,7 +27,7 @@ _OPTIONS = {
 }
 
 
-@typed(profile=RiskProfile)
+@typed(profile=RiskProfile, method=str | None)
 def optimal_sampling(
     profile: RiskProfile,
     method: str | None = None,
@@ -79,10 +79,12 @@ def optimal_sampling(
         if name not in _OPTIONS[method]:
             unknown(f"option of method={method!r}", name, _OPTIONS[method])
     if confidence is not None and method != "confidence":
-        raise InputError(f"confidence is {confidence!r}, which method={method!r} does not take")
+        raise InputError(f"confidence is {shown(confidence)}, which method={method!r} does not take")
     if as_attempts(attempts) != 1:
         if method != "exact" or options:
-            raise InputError(f"attempts is {attempts!r}, which only method='exact' takes, without options")
+            raise InputError(
+                f"attempts is {shown(attempts)}, which only method='exact' takes, without options"
+            )
         return retried_sampling(profile, attempts, clean_risks=clean_risks)
     if method == "confidence":
         return confident_sampling(profile, 0.95 if confidence is None else confidence, **options)
@@ -162,11 +164,11 @@ def cutting_planes(
     """
     alpha = as_probs(start, name="start")
     if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 <= tol < 1:
-        raise InputError(f"tol is {tol!r}; it must be a number from 0 to 1, e.g. 1e-3")
+        raise InputError(f"tol is {shown(tol)}; it must be a number from 0 to 1, e.g. 1e-3")
     if confidence is not None:
         confidence = as_number("confidence", confidence, 0.5, 1.0)
     limit = whole("max_sweeps", max_sweeps)
-    clean = np.zeros(len(alpha)) if clean_risks is None else np.asarray(clean_risks, dtype=np.float64)
+    clean = np.zeros(len(alpha)) if clean_risks is None else as_risks("clean_risks", clean_risks, len(alpha))
     attacked = [as_probs(point, len(alpha), name="tried") for point in tried]
 
     def value(profile: RiskProfile, probs: NDArray[np.float64]) -> float:

@@ -205,5 +205,5 @@ def as_number(name: str, value: object, low: float = 0.0, high: float = math.inf
     found = number(name, value)
     if not low < found < high:
         limits = f"above {low:g}" + (f" and below {high:g}" if high < math.inf else "")
-        raise InputError(f"{name} is {value!r}; it must be a number {limits}")
+        raise InputError(f"{name} is {shown(value)}; it must be a number {limits}")
     return found
