@@ -350,7 +350,7 @@ def load(path: AnyPath, *, members: Sequence[nn.Module] | None = None) -> Random
 
 def to_layout(x: Tensor) -> Tensor:
     """Images in channels_last, everything else untouched; what is no dense tensor of inputs is refused."""
-    if not isinstance(x, Tensor) or not is_dense(x) or not x.dim():
+    if not is_dense(x) or not x.dim():
         raise InputError(f"x is a {type(x).__name__}; give a dense tensor [n, ...], e.g. torch.as_tensor(x)")
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
@@ -362,9 +362,10 @@ def _as_pair(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> tuple[Tensor, Tens
     except (TypeError, ValueError):
         raise InputError(f"x is {type(x).__name__}, y {type(y).__name__}; give tensors or arrays") from None
     given = f"{inputs.dtype} {list(inputs.shape)}"
-    if inputs.dim() < 2 or not inputs.is_floating_point():
+    if inputs.dim() < 2 or not inputs.is_floating_point() or not is_dense(inputs):
         raise InputError(f"x is {given}; give floats [n, ...], e.g. x.float() / 255")
-    if labels.shape != (len(inputs),) or labels.is_floating_point() or labels.dtype == torch.bool:
+    numbers = is_dense(labels) and not labels.is_floating_point() and labels.dtype != torch.bool
+    if not numbers or labels.shape != (len(inputs),):
         given = f"{labels.dtype} {tuple(labels.shape)}"
         raise InputError(f"y is {given}; give integers [{len(inputs)}], one label per input")
     double = not isinstance(x, Tensor) and inputs.dtype == torch.float64

@@ -253,6 +253,7 @@ class FrozenDraw(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C] of this draw."""
+        expect("x", x, Tensor)
         module = self.model.build(self._number) if self.built is None else self.built
         return self.model.answer(module, x, self._number)
 
@@ -297,7 +298,9 @@ def _takes_generator(module: nn.Module) -> bool:
 
 def _modes(module: nn.Module, active: tuple[type[nn.Module], ...]) -> list[tuple[nn.Module, bool]]:
     """The mode in which each layer answers."""
-    modes = [(m, isinstance(m, active) if active else m.training) for m in module.modules()]
+    modes = [
+        (m, isinstance(m, active) if active else getattr(m, "training", False)) for m in module.modules()
+    ]
     if active and not any(isinstance(m, active) for m, _ in modes):
         names = ", ".join(kind.__name__ for kind in active)
         raise InputError(f"active is {names}; {type(module).__name__} has no such layer")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from randens.core.devices import is_dense
 from randens.core.errors import InputError, RandensWarning, number, shown, typed, unknown
 from randens.data import check_range
 from randens.region import Region, filled, norms
@@ -53,6 +54,15 @@ def grid(name: str, value: Any) -> tuple[float, ...]:
     if not radii or min(radii) < 0:
         raise InputError(f"{name} is {shown(value)}; radii must be at least 0")
     return tuple(sorted(set(radii)))
+
+
+def _expect_points(*points: Tensor) -> None:
+    """Refuse what is no dense floating-point tensor [n, ...]."""
+    for x in points:
+        if not is_dense(x) or (x.dim() < 2 and x.numel()):
+            raise InputError(f"x is a {type(x).__name__}; give dense tensors of inputs [n, ...]")
+        if not x.is_floating_point():
+            raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
 
 
 def _per_input(values: Tensor, x: Tensor) -> Tensor:
@@ -138,27 +148,29 @@ class Threat:
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """The smallest radius [n] with which the set holds each perturbed input, in float64 and before the box."""
+        _expect_points(x_adv, x)
         if not x[:1].numel():
             return torch.zeros(len(x), dtype=torch.float64, device=x.device)
         return norms((x_adv.double() - x.double()).flatten(1), self.p)
 
     def contains(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Bool [n]: which perturbed inputs are legal, in float64 and without tolerance."""
+        _expect_points(x_adv, x)
         low, high = self.bounds or _EVERYWHERE
         in_box = ((x_adv >= low) & (x_adv <= high)).flatten(1).all(dim=1)
         return in_box & (self.distance(x_adv, x) <= self.eps)
 
     def check(self, x: Tensor) -> None:
         """Refuse inputs that are not floating point, not finite, or outside the box."""
-        if not x.is_floating_point():
-            raise InputError(f"x has dtype {x.dtype}; inputs must be floating point, e.g. x.float() / 255")
+        _expect_points(x)
         if not bool(torch.isfinite(x).all()):
             raise InputError("x holds NaN or infinite values; inputs must be finite")
         check_range(x, self.bounds)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """A legal point near `x_adv`, to the last float: the nearest, or for l2 scaled onto the ball, then clipped."""
-        if self.norm == "linf":
+        _expect_points(x_adv, x)
+        if self.norm == "linf" or not x[:1].numel():
             return torch.clamp(x_adv, *self.interval(x))
         if self.norm == "l1":
             x_adv = self._nearest_l1(x_adv, x)
@@ -168,6 +180,7 @@ class Threat:
         """Smallest and largest value each coordinate may take (for l2 and l1, in the enclosing cube)."""
         # x ± ε is a sum of two floats in float64, of which the second is what rounding took from the first. As a float
         # of x's type it may lie outside the ball: step back inside.
+        _expect_points(x)
         inward = torch.full_like(x, math.inf)
         (below, lost), (above, left) = (_two_sum(x.double(), eps) for eps in (-self.eps, self.eps))
         low, high = below.to(x.dtype), above.to(x.dtype)
@@ -214,6 +227,7 @@ class Threat:
 
     def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A random point of the ball around each input, which the box does not cut off yet."""
+        _expect_points(x)
         noise = torch.empty(x.shape, dtype=x.dtype, device="cpu")
         if self.norm == "linf":
             noise.uniform_(-self.eps, self.eps, generator=generator)
@@ -341,6 +355,7 @@ class FiniteThreat(Threat):
 
     def on(self, x: Tensor) -> FiniteThreat:
         """The same set with a key that says what it makes of inputs x, which two of its functions must not agree on."""
+        _expect_points(x)
         marks = {name: hashlib.sha256() for name in self.names}
         for part in torch.split(x, 256):
             for name, points in (("identity", part), *self.points(part)):

@@ -108,8 +108,10 @@ class Attack:
         if not is_dense(x) or not is_dense(y):
             kinds = (f"{part.layout} {part.dtype} on {part.device}" for part in (x, y))
             raise InputError(f"x and y are {' and '.join(kinds)}; both must be dense numbers")
-        if (x.dim() and y.dim() != 1) or len(y) != len(x):
-            raise InputError(f"y has shape {tuple(y.shape)}; it must be [{len(x)}], one label per input")
+        if not x.dim() or y.dim() != 1 or len(y) != len(x):
+            raise InputError(
+                f"y has shape {tuple(y.shape)}; it must be {list(x.shape[:1])}, one label per input"
+            )
         if not len(x):
             return Search(ensemble, x, y, self.threat).result()
         return join([found for _, found in run_batches(self, ensemble, (x, y), shared=False)])
@@ -124,7 +126,7 @@ class Attack:
         progress: Progress | None = None,
     ) -> Iterator[tuple[NDArray[np.int64], AttackResult]]:
         """Attack batch after batch; yield the rows of each and its result. Arguments as for `run`."""
-        pair = isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data)
+        pair = isinstance(data, tuple) and [isinstance(v, Tensor) and v.dim() > 0 for v in data] == [True] * 2
         return run_batches(self, as_ensemble(rec), data if pair else as_data(data), rows, start, progress)
 
     @typed(start=WitnessPool | None, progress=Callable | None)

@@ -338,5 +338,6 @@ def ceiling(data: Any, threat: Threat) -> Ceiling:
             f"threat is {shown(threat)}; give a Threat in linf, l2 or l1, e.g. Threat('linf', 8/255)"
         )
     x, y = as_data(data)[:]
+    threat.check(x)
     pairs = close_pairs(x.flatten(1).numpy(), y.numpy(), threat.norm, 2 * threat.eps)
     return ceiling_from_conflicts(len(y), pairs, common_points=threat.norm == "linf")

@@ -78,10 +78,14 @@ def settled() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor holds plain numbers: none that is sparse, nested, quantized, float8 or on the device meta."""
-    kept = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
-    return kept and not tensor.is_quantized and not str(tensor.dtype).startswith("torch.float8")
+def is_dense(x: object) -> bool:
+    """Whether it is a tensor of plain numbers: not sparse, nested, quantized, complex, float8 or on the device meta."""
+    kept = (
+        isinstance(x, Tensor)
+        and x.layout == torch.strided
+        and not (x.is_meta or x.is_nested or x.is_complex())
+    )
+    return kept and not x.is_quantized and not str(x.dtype).startswith("torch.float8")  # type: ignore[attr-defined]
 
 
 @dataclass

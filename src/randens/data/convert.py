@@ -203,7 +203,9 @@ def _collected(data: Any, limit: int | None) -> Data:
     single = isinstance(data, torch.utils.data.Dataset)
     x: list[Tensor] = []
     y: list[Tensor] = []
-    if isinstance(data, Mapping) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+    if isinstance(data, Mapping | np.generic) or not (
+        hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    ):
         raise InputError(f"data is a {type(data).__name__}; give {_KINDS}")
     indexed = single and hasattr(data, "__len__")
     for number, item in enumerate((data[index] for index in range(len(data))) if indexed else data):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from randens.core.devices import is_dense
-from randens.core.errors import InputError, ModelError
+from randens.core.errors import InputError, ModelError, expect
 
 _SWITCHED: dict[tuple[str, int], tuple[Any, set[object]]] = {}  # the value found, and who needs another
 _SWITCHING = threading.RLock()
@@ -141,6 +141,7 @@ class Adapted(Normalized):
         self.training = getattr(module, "training", False)  # a new module is in training mode
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
+        expect("x", x, Tensor)
         channels = {len(values) for values in (self.mean, self.std) if values is not None} - {1}
         if x.dim() == 4 and channels - {x.shape[1]}:
             raise InputError(f"preprocessing has {max(channels)} channels; x has shape {tuple(x.shape[1:])}")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from randens.core.errors import InputError, ModelError, RandensError, shown, typed, unknown, whole
+from randens.core.errors import InputError, ModelError, RandensError, expect, shown, typed, unknown, whole
 from randens.models import networks, outside
 from randens.models.outputs import Normalized, evaluating, preprocessing_of
 
@@ -35,6 +35,7 @@ class Classifier(Normalized):
         self.body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        expect("x", x, torch.Tensor)
         # A traced graph has fixed shapes already; comparing there would only warn.
         tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if not tracing and tuple(x.shape[1:]) != self.input_shape:
