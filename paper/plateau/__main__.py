@@ -4,8 +4,8 @@
     python -m paper.plateau measure --limit 1000   attack the networks of this folder; the first 1,000 test images
     python -m paper.plateau zoo --commit ca617c2   the zoo's entries of these networks, with these evaluations
 
-IAT: the networks at50-s*, trained independently, as many as are finished. BARRE: barre25, whose first member is at50-s0,
-or barre25-m3, which continues it. Images are attacked in blocks; after each the evaluations in --out hold all images so
+IAT: the networks at50-s*, trained independently, as many as are finished. BARRE: barre25, whose first member is at50-s0
+(barre25-m3 continues it). Images are attacked in blocks; after each the evaluations in --out hold all images so
 far, so the table can be printed meanwhile, and the same command continues after any stop. Everything found is kept in a
 witness store (--store), so a further member, or a larger limit, repeats no attack.
 """
