@@ -83,7 +83,7 @@ def is_dense(x: object) -> bool:
     kept = (
         isinstance(x, Tensor)
         and x.layout == torch.strided
-        and not (x.is_meta or x.is_nested or x.is_complex())
+        and not (x.is_meta or x.is_nested or x.dtype.is_complex)
     )
     return kept and not x.is_quantized and not str(x.dtype).startswith("torch.float8")  # type: ignore[attr-defined]
 
