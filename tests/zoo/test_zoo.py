@@ -12,6 +12,7 @@ import randens
 from paper import zoo_maintenance
 from randens import zoo
 from randens.core.errors import FileError, InputError
+from randens.report.runs import load_runs
 
 __all__ = ["shell"]
 
@@ -25,6 +26,8 @@ def test_what_ships_is_whole_and_small() -> None:
         for found in zoo_maintenance.evaluations(zoo.path(name)).values():
             found.check(rec)
             assert f"| {100 * float(found.robust):.1f} % |" in zoo.card(name)
+        (run,) = load_runs([zoo.path(name)])
+        assert run.problems == {}
         sizes += sum(path.stat().st_size for path in zoo.path(name).rglob("*") if path.is_file())
     assert 0 < sizes < 15e6
 
