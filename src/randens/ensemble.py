@@ -232,7 +232,10 @@ class RandomizedEnsemble(_Ensemble):
 
     def accuracy(self, x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> float:
         """1 − mean risk: the exact expected accuracy."""
-        return 1.0 - float(self.risk(x, y).mean())
+        risks = self.risk(x, y)
+        if not len(risks):
+            raise InputError("x is empty; an accuracy needs at least one input")
+        return 1.0 - float(risks.mean())
 
     def mixture(self, x: Tensor) -> Tensor:
         """log Σ_i α_i softmax_i(x), [n, C], by logsumexp."""

@@ -134,8 +134,12 @@ def test_wrong_inputs_are_refused(name: str, change: object, message: str) -> No
     x, y = (t[:4] for t in digits("test"))
     assert callable(change)
     x, y = change(x, y)
+    made, rec = attack(name, Threat("linf", 0.1)), RandomizedEnsemble([convnet(0)])
     with pytest.raises(InputError, match=message):
-        attack(name, Threat("linf", 0.1))(RandomizedEnsemble([convnet(0)]), x, y)
+        made(rec, x, y)
+    if isinstance(y, torch.Tensor):
+        with pytest.raises(InputError, match=message):
+            made.run(rec, (x, y))
 
 
 def test_members_that_disagree_or_answer_nonsense_are_refused() -> None:

@@ -103,15 +103,7 @@ class Attack:
     def __call__(self, rec: nn.Module, x: Tensor, y: Tensor) -> AttackResult:
         """Attack `rec` (or a single classifier: an ensemble of one) on inputs x with labels y."""
         ensemble = as_ensemble(rec)
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise InputError(f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors")
-        if not is_dense(x) or not is_dense(y):
-            kinds = (f"{part.layout} {part.dtype} on {part.device}" for part in (x, y))
-            raise InputError(f"x and y are {' and '.join(kinds)}; both must be dense numbers")
-        if not x.dim() or y.dim() != 1 or len(y) != len(x):
-            raise InputError(
-                f"y has shape {tuple(y.shape)}; it must be {list(x.shape[:1])}, one label per input"
-            )
+        _check_pair(x, y)
         if not len(x):
             return Search(ensemble, x, y, self.threat).result()
         return join([found for _, found in run_batches(self, ensemble, (x, y), shared=False)])
@@ -126,7 +118,9 @@ class Attack:
         progress: Progress | None = None,
     ) -> Iterator[tuple[NDArray[np.int64], AttackResult]]:
         """Attack batch after batch; yield the rows of each and its result. Arguments as for `run`."""
-        pair = isinstance(data, tuple) and [isinstance(v, Tensor) and v.dim() > 0 for v in data] == [True] * 2
+        pair = isinstance(data, tuple) and [isinstance(part, Tensor) for part in data] == [True, True]
+        if pair:
+            _check_pair(*data)
         return run_batches(self, as_ensemble(rec), data if pair else as_data(data), rows, start, progress)
 
     @typed(start=WitnessPool | None, progress=Callable | None)
@@ -148,6 +142,17 @@ class Attack:
         if not parts:
             raise InputError("rows is empty; give at least one input to attack")
         return join(parts)
+
+
+def _check_pair(x: Tensor, y: Tensor) -> None:
+    """Refuse what is not a dense tensor of inputs and one of as many labels."""
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise InputError(f"x is {type(x).__name__} and y is {type(y).__name__}; both must be tensors")
+    if not is_dense(x) or not is_dense(y):
+        kinds = (f"{part.layout} {part.dtype} on {part.device}" for part in (x, y))
+        raise InputError(f"x and y are {' and '.join(kinds)}; both must be dense numbers")
+    if not x.dim() or y.dim() != 1 or len(y) != len(x):
+        raise InputError(f"y has shape {tuple(y.shape)}; it must be {list(x.shape[:1])}, one label per input")
 
 
 def _check_option(option: dataclasses.Field[Any], value: object) -> None:

@@ -256,7 +256,7 @@ def _from_arrays(x: Any, y: Any, name: str, classes: tuple[str, ...] = (), split
 def _tensor(item: Any) -> Tensor:
     """One input, or a batch of them, as a tensor on the CPU."""
     if isinstance(item, Tensor):
-        if not is_dense(item) or item.is_complex():
+        if not is_dense(item):
             kind = f"{item.layout} tensor of {item.dtype} on {item.device}"
             raise InputError(f"data holds a {kind}; it must be dense and real")
         found = item.detach().cpu()
@@ -265,7 +265,7 @@ def _tensor(item: Any) -> Tensor:
     try:
         array = np.asarray(item)
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the last one from tensors inside
         name = type(item).__name__
         raise InputError(f"data holds a {name}; inputs must be tensors, arrays or images") from None
 
