@@ -107,7 +107,7 @@ class RandomizedModel(nn.Module):
 
     def freeze(self, seed: int) -> FrozenDraw:
         """f_s for s = `seed`: a deterministic classifier that shares the model's weights."""
-        return FrozenDraw(self, seed)
+        return FrozenDraw(self, whole("seed", seed, 0))
 
     def ensemble(self, draws: int | None = None, first: int = 0) -> RandomizedEnsemble:
         """The draws with seeds first, …, first + K − 1 as equally likely members; K is `draws` or the model's own."""

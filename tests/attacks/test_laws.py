@@ -63,7 +63,7 @@ def test_same_seed_same_bits(name: str) -> None:
     given, result = case("mlp", "linf"), found(name, "linf", "mlp")
     torch.manual_seed(123)  # the global generator must not matter, nor be touched
     before = torch.get_rng_state()
-    again = attack(name, given.threat)(given.rec, given.x, given.y)
+    again = attack(name, given.threat, seed=np.int64(0))(given.rec, given.x, given.y)
     assert same(result, again)
     assert result.cost == again.cost
     assert torch.equal(torch.get_rng_state(), before)

@@ -75,7 +75,12 @@ class Attack:
                 f"threat is a finite set, of which all are tried; leave the attack {self.name!r} out, or give 'finite'"
             )
         for option in dataclasses.fields(self):
-            _check_option(option, getattr(self, option.name))
+            value = getattr(self, option.name)
+            _check_option(option, value)
+            if isinstance(
+                value, np.generic
+            ):  # of another text, by which random numbers and searches are known
+                object.__setattr__(self, option.name, value.item())
 
     @property
     def name(self) -> str:
