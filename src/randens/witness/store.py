@@ -130,8 +130,8 @@ class WitnessStore:
             for search, entries in lines.items():
                 rows, *numbers, flags = zip(*entries, strict=True)
                 reached, forwards, backwards = np.array(numbers, dtype=np.float64)
-                if not np.isfinite(numbers).all():
-                    raise ValueError("it holds infinite numbers")
+                if not all(0 <= number <= 1 << 53 for column in numbers for number in column):
+                    raise ValueError("it holds numbers that no search has")
                 shares = [parse_json(text) for text in flags]
                 mean = {name: np.mean([part[name] for part in shares], axis=0).tolist() for name in shares[0]}
                 found[search] = Spent(np.array(rows), reached, sum(forwards), sum(backwards), mean)
